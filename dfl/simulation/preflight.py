@@ -26,6 +26,7 @@ from dfl.robust.aggregators import Aggregate, Updates
 from dfl.robust.attacks import AttackView
 from dfl.simulation.defaults import compresses, methods_that_apply, sends_no_numbers
 from dfl.simulation.rehearsal import check_compressor, check_copies, compression_error
+from dfl.training.losses import cross_entropy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from dfl.simulation.components import Components
 
 
+SLACK = 1e-3
+"""How far the sum of probabilities may be from 1."""
 NUMBERS = 64
 """Numbers of a message with which an aggregation rule is called."""
 
@@ -60,6 +63,8 @@ def check_components(
     assert run.peers is not None
     algorithm = components.algorithm
     _check_faults(run, components)
+    if components.loss is cross_entropy and not data.classes:
+        _check_probabilities(data)
     lossy = any(each.touches in ("links", "peers") for each in components.faults)
     components.augment.check_parts(shape_of(data.train_inputs))
     for goal in (f"--until {run.until}", f"--share-all-until {run.share_all_until}"):
@@ -211,6 +216,28 @@ def check_assumptions(
     for line in lines(algorithm.requires):
         raise InputError(line)
     return lines(algorithm.expects)
+
+
+def _check_probabilities(data: Data) -> None:
+    """Refuse labels of several numbers that are no probabilities of classes.
+
+    Raises:
+        InputError: there is one in either half of the data.
+    """
+    for half, labels in (("training", data.train_labels), ("test", data.test_labels)):
+        if labels.ndim != 2 or labels.dtype.kind != "f":  # which the loss refuses
+            continue
+        whole = np.abs(labels.sum(1, dtype=np.float64) - 1) <= SLACK
+        wrong = np.flatnonzero(~(whole & (labels >= 0).all(1)))
+        if len(wrong):
+            label = labels[wrong[0]]
+            numbers = ", ".join(f"{each:.3g}" for each in label[:3])
+            more = ", ..." if len(label) > 3 else ""
+            raise InputError(
+                "--loss cross_entropy takes a label of several numbers as probabilities of the "
+                "classes, which are at least 0 and add up to 1, and that of "
+                f"{half} example {wrong[0]} is ({numbers}{more}): choose --loss squared_error"
+            )
 
 
 def _check_faults(run: Run, components: Components) -> None:

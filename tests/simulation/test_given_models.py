@@ -55,6 +55,31 @@ def test_a_token_without_a_row_is_refused(engine: str, half: int) -> None:
     assert "index out of range" in line
 
 
+@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ([0.5, -0.25, 0.75], r"\(0.5, -0.25, 0.75\)"),
+        ([0.25, 0.25, 0.25], r"\(0.25, 0.25, 0.25\)"),
+        ([0.5, 0.5, 0, 1], r"\(0.5, 0.5, 0, \.\.\.\)"),
+    ],
+)
+def test_labels_of_several_numbers_that_are_no_probabilities_need_another_loss(
+    label: list[float], shown: str, half: int
+) -> None:
+    """Cross entropy would fall without bound."""
+    soft = np.full((120, len(label)), 1 / len(label), np.float32)
+    wrong = soft.copy()
+    wrong[[7, 100][half]] = label
+    given = ((X[:96], wrong[:96]), (X[96:], wrong[96:]))
+    model = nn.Linear(6, len(label))
+    which = ("training example 7", "test example 4")[half]
+    with pytest.raises(dfl.InputError, match=rf"--loss cross_entropy .* {which} is {shown}"):
+        last(small(model=model, dataset=given))
+    last(small(model=model, dataset=given, loss="squared_error"))
+    last(small(model=model, dataset=((X[:96], soft[:96]), (X[96:], soft[96:]))))
+
+
 def test_outputs_of_a_regression_may_have_no_axis() -> None:
     numbers = ((X[:96], X[:96, 0]), (X[96:], X[96:, 0]))
     scalar, column = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0)), nn.Linear(6, 1)
