@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from dfl.core.errors import InputError
+from dfl.core.errors import InputError, in_one_line
 from dfl.models.convolution import convolved
 from dfl.models.modules import HOOKS, STACKED
 
@@ -220,7 +220,7 @@ def split_model(
         The model, and the further nets, on the meta device: without values.
 
     Raises:
-        InputError: the model is no plain stack, or has too few layers.
+        InputError: the model is no plain stack, has too few layers, or fails.
     """
     names = [name for name, _ in module.named_parameters(remove_duplicate=False)]
     tied = len(names) != len(list(module.parameters()))
@@ -239,22 +239,27 @@ def split_model(
             f"the model has {len(places)} layers with parameters"
         )
     cut = places[-head_layers]
-    if not any(value.requires_grad for value in nn.Sequential(*list(module)[:cut]).parameters()):
+    f = nn.Sequential(*list(module)[:cut])
+    if not any(value.requires_grad for value in f.parameters()):
         raise InputError(
             f"{flag}: head_layers={head_layers} leaves only frozen parameters before the "
             "representation"
         )
+    with in_one_line(f"{flag}: the layers before the representation fail on examples of {shape}"):
+        width = _width(f, shape)
     with torch.device("meta"):
-        width = _width(nn.Sequential(*list(module)[:cut]), shape, next(module.parameters()).dtype)
         nets = nn.ModuleDict({name: _stack(width, each) for name, each in sizes.items()})
     return SplitModel(module, cut, nets), nets
 
 
-def _width(f: nn.Sequential, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Return the size of the representation f(x) of an example, computed without values."""
-    values = {name: torch.empty_like(value, device="meta") for name, value in f.named_parameters()}
-    h: Tensor = torch.func.functional_call(f, values, (torch.empty(1, *shape, dtype=dtype),))
-    return h.numel()
+def _width(f: nn.Sequential, shape: tuple[int, ...]) -> int:
+    """Return the size of the representation f(x) of an example, where the parameters of f are: on
+    the meta device, it is computed without values.
+    """
+    first = next(f.parameters())
+    with first.device, torch.no_grad():
+        h: Tensor = f(torch.zeros(2, *shape, dtype=first.dtype))  # BatchNorm takes no fewer
+    return math.prod(h.shape[1:])
 
 
 def _stack(width: int, sizes: tuple[int, ...]) -> nn.Sequential:

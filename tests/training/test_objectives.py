@@ -375,6 +375,45 @@ def test_models_that_cannot_be_split_are_refused() -> None:
             setting(module, auxiliary="supervised", init="common")
 
 
+class Called(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.Linear(7, 5), r"fail on examples of \(1, 6, 6\): RuntimeError: mat1 and mat2"),
+        (nn.GRU(36, 5), r"fail on examples of \(1, 6, 6\): AttributeError: 'tuple' object"),
+        (nn.Sequential(nn.Linear(36, 5), nn.BatchNorm1d(5)), "keeps running statistics"),
+    ],
+)
+def test_layers_that_a_run_cannot_train_are_refused_in_one_line(
+    layer: nn.Module, message: str
+) -> None:
+    module = nn.Sequential(nn.Flatten(), layer, nn.Linear(5, 3))
+    with pytest.raises(InputError, match=message):
+        setting(module, auxiliary="supervised", init="common")
+
+
+def test_a_layer_of_the_caller_may_depend_on_values() -> None:
+    """Its width is that of real numbers, not of ones without values."""
+    branch = Called(lambda x: x if float(x.detach().sum()) < 1e9 else -x)
+    models = []
+    for layer in (branch, nn.Identity()):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), layer, nn.Linear(5, 3))
+        given = setting(module, auxiliary="supervised", init="common", engine="loop")
+        models.append(sgd(at_start(given), given.task, 0))
+    assert torch.equal(*models)
+
+
 @pytest.mark.parametrize("head", [1, 2])
 def test_parameters_that_the_model_does_not_use_keep_their_values(head: int) -> None:
     """Of f, and of g where it has two layers."""
