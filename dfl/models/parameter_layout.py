@@ -29,6 +29,10 @@ else:
     from dfl.core.lazy import torch
 
 
+PLAIN = "a plain attribute, self.name = tensor"
+"""What a mask or a table of indices should be: buffers are refused, and parameters are floats."""
+
+
 @dataclass(frozen=True)
 class ParameterLayout:
     """Names, shapes and offsets of the parameters in a row of d numbers.
@@ -269,9 +273,12 @@ def _statistics(module: Module, norm_stats: NormStats) -> dict[str, Tensor]:
     covered = {name.rpartition(".")[0] for name in running_statistics(module)}
     unknown = [name for name in others if name.rpartition(".")[0] not in covered]
     if unknown:
+        constant = module.get_buffer(unknown[0])
+        numbers = constant.is_floating_point()
         raise InputError(
             f"the model keeps the buffer {unknown[0]}, which is none of BatchNorm and which no "
-            "--norm-stats covers: make it a frozen parameter (requires_grad=False)"
+            "--norm-stats covers: make a constant "
+            + ("a frozen parameter (requires_grad=False)" if numbers else PLAIN)
         )
     if others:
         raise InputError(

@@ -17,7 +17,7 @@ from dfl.core.parts import Shape, joined, shape_of, shown_shape
 from dfl.core.registry import flag
 from dfl.datasets.data import Data
 from dfl.models.model_file import ModelFile
-from dfl.models.parameter_layout import ParameterLayout
+from dfl.models.parameter_layout import PLAIN, ParameterLayout
 from dfl.models.sharing import nets_of
 from dfl.models.zoo import (
     MODELS,
@@ -256,8 +256,9 @@ def _check_dtype(module: Module) -> None:
     for name, value in (first, *others):
         found = str(value.dtype).removeprefix("torch.")
         if value.dtype not in (torch.float32, torch.float64):
+            table = "" if value.requires_grad else f", or make a mask or a table {PLAIN}"
             raise InputError(
-                f"the model's parameter {name} is of {found}: choose float32 or float64"
+                f"the model's parameter {name} is of {found}: choose float32 or float64{table}"
             )
         if value.dtype != first[1].dtype:
             other = str(first[1].dtype).removeprefix("torch.")

@@ -509,6 +509,50 @@ def test_peers_with_a_parameter_without_axes_have_the_same_bits_among_any_others
     assert torch.equal(part, whole[first : first + 2])
 
 
+class Constant(nn.Module):
+    """A layer of inputs that a constant selects or scales, held in some way."""
+
+    constant: Tensor
+
+    def __init__(self, constant: Tensor, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(6, 3)
+        if how == "buffer":
+            self.register_buffer("constant", constant)
+        elif how == "parameter":
+            self.constant = nn.Parameter(constant, requires_grad=False)
+        else:
+            self.constant = constant
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = x[:, self.constant] if self.constant.dtype == torch.int64 else x * self.constant
+        out: Tensor = self.layer(chosen)
+        return out
+
+
+CONSTANTS = [
+    (torch.ones(6, dtype=torch.bool), "attribute"),
+    (torch.arange(6), "attribute"),
+    (torch.ones(6), "parameter"),
+]
+
+
+@pytest.mark.parametrize(("constant", "advised"), CONSTANTS, ids=["mask", "table", "numbers"])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_constant_that_is_a_buffer_is_refused_with_what_works(
+    engine: str, constant: Tensor, advised: str
+) -> None:
+    with pytest.raises(dfl.InputError, match=rf"the buffer constant, .*: make .* {advised}"):
+        final(Constant(constant, "buffer"), engine=engine)
+    if advised == "attribute":
+        with pytest.raises(dfl.InputError, match=rf"parameter constant is of .* {advised}"):
+            final(Constant(constant, "parameter"), engine=engine)
+    row = final(Constant(constant, advised), engine=engine)
+    plain = nn.Sequential(Constant(constant, "attribute").layer)
+    assert row["train_loss"] == pytest.approx(final(plain, engine=engine)["train_loss"])
+
+
 class Moded(nn.Module):
     """A layer, with logits that are adjusted in training alone, or are what a function makes of
     them in evaluation.
