@@ -85,9 +85,10 @@ class ParameterLayout:
         """
         draws = [name for name, layer in module.named_modules() if _draws(layer)]
         if draws:
+            which = f"the model's layer {draws[0]}" if draws[0] else "the model"
             raise InputError(
-                f"the model's layer {draws[0]} drops units at random, independently of the run's "
-                "seed: set p=0, or take dfl.models.layers.Dropout"
+                f"{which} drops units at random, independently of the run's seed: set p=0, or take "
+                "dfl.models.layers.Dropout"
             )
         statistics = _statistics(module, norm_stats)
         named = {name: value for name, value in module.named_parameters() if value.requires_grad}
@@ -289,11 +290,15 @@ def _statistics(module: Module, norm_stats: NormStats) -> dict[str, Tensor]:
 
 
 def _draws(layer: Module) -> bool:
-    """Return whether a layer draws from torch's own generator when it trains."""
-    rates = (getattr(layer, name, 0) for name in ("p", "dropout"))
-    return isinstance(layer, torch.nn.RReLU) or any(
-        isinstance(each, int | float) and 0 < each <= 1 for each in rates
-    )
+    """Return whether a layer of torch draws from torch's own generator when it trains. Others are
+    found when a model is tried.
+    """
+    nn = torch.nn
+    if isinstance(layer, nn.modules.dropout._DropoutNd):
+        return layer.p > 0
+    if isinstance(layer, nn.RNNBase | nn.MultiheadAttention):
+        return layer.dropout > 0
+    return isinstance(layer, nn.RReLU)
 
 
 def _span(which: NDArray[np.int64]) -> slice | NDArray[np.int64]:

@@ -202,6 +202,45 @@ def test_dropout_layers_of_a_callers_module_draw_by_address() -> None:
         ParameterLayout.of(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(kind(0.1) for kind in (nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout)),
+        nn.LSTM(2, 2, num_layers=2, dropout=0.1),
+        nn.MultiheadAttention(2, 1, dropout=0.1),
+        nn.TransformerEncoderLayer(2, 1, 2, dropout=0.1),
+        nn.RReLU(),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_torchs_layers_that_draw_are_refused_by_name(layer: nn.Module) -> None:
+    with pytest.raises(InputError, match=r"^the model('s layer \w+)? drops units at random"):
+        ParameterLayout.of(layer)
+    with pytest.raises(InputError, match=r"^the model's layer 1(\.\w+)? drops units at random"):
+        ParameterLayout.of(nn.Sequential(nn.Linear(2, 2), layer))
+
+
+class Power(nn.Module):
+    """A layer whose attributes have the names of rates of dropout."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = self.dropout = p
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.abs() ** self.p)
+        return out
+
+
+@pytest.mark.parametrize("p", [0.5, 1])
+def test_a_callers_layer_may_have_an_attribute_p(p: float) -> None:
+    inputs = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32)
+    half = inputs, np.arange(20) % 3
+    *_, last = dfl.simulate(dfl.Run(model=Power(p), dataset=(half, half), peers=2, rounds=1))
+    assert np.isfinite(last.train_loss)
+
+
 def test_a_model_with_dropout_is_loaded_from_a_run(tmp_path: Path) -> None:
     run = dfl.Run(peers=3, rounds=2, out=tmp_path / "run", model="mlp:hidden=8,dropout=0.4")
     *_, last = dfl.simulate(run)
