@@ -52,9 +52,7 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
         InputError: a pattern that matches no name, or more layers than the model has.
     """
     layers = tuple(
-        dict.fromkeys(
-            name.rpartition(".")[0] for name in names if name.partition(".")[0] not in nets
-        )
+        dict.fromkeys(_layer(name) for name in names if name.partition(".")[0] not in nets)
     )
     if share in ("all", "nothing"):
         return tuple(names) if share == "all" else ()
@@ -65,7 +63,7 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
                 f"--share {share}: the model has 1 to {len(layers)} layers to share, not {number!r}"
             )
         chosen = _ENDS[end](layers, int(number))
-        return tuple(name for name in names if name.rpartition(".")[0] in chosen)
+        return tuple(name for name in names if _layer(name) in chosen)
     patterns = share.split("+")
     for pattern in patterns:
         if not any(_matches(name, pattern, nets) for name in names):
@@ -82,7 +80,15 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
 def _matches(name: str, pattern: str, nets: Sequence[str]) -> bool:
     if name.partition(".")[0] in nets and pattern.startswith("*"):
         return False
-    return fnmatchcase(name, pattern) or fnmatchcase(name.rpartition(".")[0], pattern)
+    return fnmatchcase(name, pattern) or fnmatchcase(_layer(name), pattern)
+
+
+def _layer(name: str) -> str:
+    """Return the layer of a parameter; of one that torch's parametrizations hold, that which they
+    compute a parameter of.
+    """
+    layer, parametrized, _ = f".{name}".partition(".parametrizations.")
+    return (layer if parametrized else layer.rpartition(".")[0])[1:]
 
 
 def split_shared(x: Tensor, shared: int) -> tuple[Tensor, Tensor]:

@@ -46,6 +46,20 @@ def test_share_selects_parameters(share: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("share", "layer"), [("head:1", 2), ("first:1", 0), ("2", 2), ("head:2", None)]
+)
+def test_a_layer_with_parametrizations_is_one(share: str, layer: int | None) -> None:
+    normed = nn.utils.parametrizations.weight_norm
+    module = nn.Sequential(normed(nn.Linear(6, 5)), nn.ReLU(), normed(nn.Linear(5, 3)))
+    names = [name for name, _ in module.named_parameters()]
+    assert "2.parametrizations.weight.original0" in names
+    chosen = [name for name in names if layer is None or name.startswith(f"{layer}.")]
+    assert list(shared_names(share, names)) == chosen
+    alone = [name for name, _ in module[0].named_parameters()]
+    assert list(shared_names("head:1", alone)) == alone
+
+
+@pytest.mark.parametrize(
     ("share", "message"),
     [
         ("cnov*", "'cnov*'.*choose from all, nothing, head:1, 0, 2, conv, 5, 0.weight"),
