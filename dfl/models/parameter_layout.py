@@ -243,7 +243,8 @@ def _draw_one(layer: Module, name: str, value: Tensor, seed: int, peers: Sequenc
         if isinstance(layer, nn.Embedding) and layer.padding_idx is not None:
             drawn.view(-1, *value.shape)[:, layer.padding_idx] = 0
         return drawn
-    if isinstance(layer, nn.GroupNorm | nn.LayerNorm | BatchNorm):
+    instance = nn.modules.instancenorm._InstanceNorm
+    if isinstance(layer, nn.GroupNorm | nn.LayerNorm | nn.RMSNorm | instance | BatchNorm):
         one = name.endswith(("weight", "running_var"))
         return torch.full((len(peers), n), 1.0 if one else 0.0)
     raise InputError(

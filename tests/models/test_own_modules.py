@@ -21,6 +21,7 @@ from dfl.comm.mpi import World
 from dfl.core import generators
 from dfl.core.isolation import isolated
 from dfl.models.modules import in_evaluation
+from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.simulation.prepare import prepare
 from dfl.training.sgd import sgd
 from dfl.training.task import Task
@@ -794,3 +795,22 @@ def test_a_model_that_vmap_does_not_support_is_trained_by_the_loop() -> None:
     assert final(module)["train_loss"] == final(module, engine="loop")["train_loss"]
     with pytest.raises(dfl.InputError, match="Branches"):
         final(module, engine="batched")
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.GroupNorm(2, 4),
+        nn.LayerNorm(4),
+        nn.RMSNorm(4),
+        nn.InstanceNorm1d(4, affine=True),
+        nn.InstanceNorm2d(4, affine=True),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_independent_starts_of_normalisation_layers_are_one_and_zero(layer: nn.Module) -> None:
+    layout = ParameterLayout.of(layer)
+    rows = layout.views(draw(layer, layout, seed=0, peers=[0, 1]))
+    assert list(rows) == [name for name, _ in layer.named_parameters()]
+    for name, values in rows.items():
+        assert torch.equal(values, torch.full((2, 4), float(name == "weight")))
