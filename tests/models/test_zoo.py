@@ -1,7 +1,14 @@
-"""Every model maps a batch of examples to one output per class."""
+"""Every model maps a batch of examples to one output per class, and published ones are those of
+their papers, written out in plain torch.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
+from torch.nn import functional
 
 from dfl.core.errors import InputError
 from dfl.core.parts import Shape
@@ -62,3 +69,113 @@ def test_a_cnn_takes_every_image_that_its_layers_leave_a_pixel_of(
     if smallest > 1:
         with pytest.raises(InputError, match=rf"at least {smallest}x{smallest}, channels"):
             build((2, smallest + 5, smallest - 1), 7)
+
+
+Weights = Iterator[Tensor]
+"""The parameters of a model, in the order of its layers."""
+
+
+def dense(x: Tensor, w: Weights) -> Tensor:
+    return functional.linear(x, next(w), next(w))
+
+
+def pooled(x: Tensor, w: Weights, padding: int) -> Tensor:
+    """A convolution, ReLU and max pooling, in the order of the papers."""
+    return functional.max_pool2d(functional.conv2d(x, next(w), next(w), padding=padding).relu(), 2)
+
+
+def perceptron(x: Tensor, w: Weights, hidden: int) -> Tensor:
+    x = x.flatten(1)
+    for _ in range(hidden):
+        x = dense(x, w).relu()
+    return dense(x, w)
+
+
+def two_convolutions(x: Tensor, w: Weights, padding: int, hidden: int) -> Tensor:
+    """The CNNs of McMahan et al. 2017 and Cao et al. 2021, and LeNet-5 as LG-FedAvg has it."""
+    for _ in range(2):
+        x = pooled(x, w, padding)
+    return perceptron(x, w, hidden)
+
+
+def vqa(image: Tensor, words: Tensor, w: Weights) -> Tensor:
+    """The image encoder of easy-VQA, and the product of Antol et al. 2015, section 4.3."""
+    for _ in range(2):
+        image = pooled(image, w, padding=1)
+    image = dense(image.flatten(1), w).tanh()
+    question = dense(dense(words, w).tanh(), w).tanh()
+    return dense(dense(image * question, w).tanh(), w)
+
+
+def vgg11(x: Tensor, w: Weights) -> Tensor:
+    """Configuration A of Simonyan and Zisserman 2015, with one dense layer."""
+    for last in (True, True, False, True, False, True, False, True):
+        x = functional.conv2d(x, next(w), next(w), padding=1).relu()
+        x = functional.max_pool2d(x, 2) if last else x
+    return dense(x.flatten(1), w)
+
+
+def signals(x: Tensor, w: Weights) -> Tensor:
+    for _ in range(2):
+        x = functional.conv1d(x, next(w), next(w), padding=2).relu()
+        x = functional.max_pool1d(x, 2)
+    return perceptron(x, w, hidden=1)
+
+
+def resnet20(x: Tensor, w: Weights, norm: str) -> Tensor:
+    """He et al. 2016, section 4.2, with shortcuts A."""
+
+    def convolution(x: Tensor, stride: int = 1) -> Tensor:
+        kernel = next(w)
+        bias = next(w) if norm == "none" else None
+        x = functional.conv2d(x, kernel, bias, stride=stride, padding=1)
+        return x if norm == "none" else functional.group_norm(x, 2, next(w), next(w))
+
+    x = convolution(x).relu()
+    for stage in range(3):
+        for block in range(3):
+            halves = stage > 0 and block == 0
+            change = convolution(convolution(x, 2 if halves else 1).relu())
+            if halves:
+                none = torch.zeros_like(x[:, ::2, ::2, ::2])
+                x = torch.cat([none, x[:, :, ::2, ::2], none], dim=1)
+            x = (x + change).relu()
+    return dense(x.mean((2, 3)), w)
+
+
+PUBLISHED: dict[str, tuple[Shape, Callable[..., Tensor]]] = {
+    "softmax": ((1, 28, 28), partial(perceptron, hidden=0)),
+    "2nn": ((1, 28, 28), partial(perceptron, hidden=2)),
+    "cnn": ((1, 28, 28), partial(two_convolutions, padding=2, hidden=1)),
+    "cnn:channels=30+50,kernel=3,padding=0,hidden=100": (
+        (1, 28, 28), partial(two_convolutions, padding=0, hidden=1),
+    ),
+    "lenet": ((3, 32, 32), partial(two_convolutions, padding=0, hidden=2)),
+    "vgg11": ((3, 32, 32), vgg11),
+    "har_cnn": ((9, 128), signals),
+    "vqa": (((3, 64, 64), (26,)), vqa),
+    "resnet20": ((3, 32, 32), partial(resnet20, norm="group")),
+    "resnet20:norm=none": ((3, 32, 32), partial(resnet20, norm="none")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", PUBLISHED)
+def test_a_published_model_has_the_layers_of_its_paper(spec: str) -> None:
+    """Outputs and gradients are those of the layers in plain torch."""
+    shape, by_hand = PUBLISHED[spec]
+    torch.manual_seed(0)
+    module = choose("--model", spec, MODELS)(shape, 10).double()
+    shapes = shape if isinstance(shape[0], tuple) else (shape,)
+    inputs = [torch.randn(4, *each, dtype=torch.float64) for each in shapes]
+    labels = torch.tensor([3, 0, 9, 3])
+    weights = list(module.parameters())
+    remaining = iter(weights)
+    outputs = [module(*inputs), by_hand(*inputs, remaining)]
+    assert not list(remaining)
+    found, expected = (
+        torch.autograd.grad(functional.cross_entropy(out, labels), weights) for out in outputs
+    )
+    torch.testing.assert_close(*outputs, rtol=1e-10, atol=1e-12)
+    assert all(each.any() for each in expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
