@@ -23,7 +23,7 @@ from dfl.core.parts import joined, parts_of
 from dfl.core.registry import flag
 from dfl.datasets.server_data import peers_keep
 from dfl.evaluation.test_sets import make_test_sets
-from dfl.models.model_file import ModelFile, file_of
+from dfl.models.model_file import ModelFile
 from dfl.models.modules import callers_layers, in_evaluation, modules_of
 from dfl.models.zoo import NamedModels
 from dfl.simulation import (
@@ -326,9 +326,7 @@ def _checksums(settled: Run) -> dict[str, str]:
 
     The checksum of data and graph covers a topology, a mixing, a data set and a partition.
     """
-    found: dict[str, str] = {}
-    if path := file_of(settled.model):
-        found |= fingerprints.of_files({f"file of --model {settled.model}": path})
+    found = fingerprints.of_files(fingerprints.model_file(settled.model))
     for field, value in settled.objects.items():
         if field == "model":
             found |= fingerprints.of_models(modules_of(value, flag(field)))

@@ -106,7 +106,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
     warnings = check_components(run, components, data, matrices)
     common = distribute_data.pack(distribute_data.known_to_all(data, split, matrices))
     fingerprint = distribute_data.fingerprint(common, data, split) if run.out else ""
-    given = {**_files(settled, components), **objects} if run.out else {}
+    given = {**fingerprints.of_files(fingerprints.files_of(settled)), **objects} if run.out else {}
     progress = progress_of(run, last, trace, fingerprint, given)
     notes = (*progress.notes, *data.notes, *_notes(run, components, graph), *warnings)
     facts = RootFacts(
@@ -167,16 +167,3 @@ def _check_statistics(run: Run, algorithm: Method) -> None:
             f"--norm-stats share sends running statistics, and --compressor {run.compressor} "
             "changes them, variances below 0: choose local or recompute, or exact messages"
         )
-
-
-def _files(settled: Run, components: Components) -> dict[str, str]:
-    """Return checksums of files read besides data and graph, by name."""
-    files = {
-        f"file of --links {settled.described().links}": getattr(components.links, "path", None)
-    }
-    if settled.init_from is not None:
-        files |= {
-            f"{name} of --init-from {settled.init_from}": settled.init_from / name
-            for name in ("state.safetensors", "peers.csv")
-        }
-    return fingerprints.of_files({name: path for name, path in files.items() if path is not None})

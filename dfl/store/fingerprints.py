@@ -18,13 +18,18 @@ import inspect
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dfl.config import Run
 from dfl.core.errors import InputError
+from dfl.core.registry import choose
+from dfl.environment.link_models import LINK_MODELS
+from dfl.models.model_file import file_of
 
 if TYPE_CHECKING:
     import torch
@@ -96,6 +101,46 @@ def of_files(files: Mapping[str, Path]) -> dict[str, str]:
         except OSError as error:
             raise InputError(f"{description}: {path} cannot be read ({error.strerror})") from None
     return checksums
+
+
+def model_file(model: object) -> dict[str, Path]:
+    """Return the file of a model by its description; empty where the model is in no file."""
+    path = file_of(model)
+    return {f"file of --model {model}": path} if path else {}
+
+
+def files_of(run: Run) -> dict[str, Path]:
+    """Return the files that a run reads besides its data, by a description of each."""
+    files = dict[str, Path]()
+    if path := getattr(_links(run.links), "path", None):
+        files[f"file of --links {run.described().links}"] = path
+    if run.init_from is not None:
+        for name in ("state.safetensors", "peers.csv"):
+            files[f"{name} of --init-from {run.init_from}"] = run.init_from / name
+    return files | model_file(run.model)
+
+
+def changed_file(run: Run, record: Mapping[str, Any]) -> str:
+    """Return the description of a file that is not the one that a run read; empty where all are.
+
+    Files that are missing now are not compared.
+
+    Args:
+        run: the run.
+        record: its run.json.
+    """
+    given = record.get("given", {})
+    now = of_files(files_of(run))
+    return next((name for name, known in now.items() if given.get(name, known) != known), "")
+
+
+def _links(links: object) -> object:
+    """Return the link model of a run; None where this process knows none by its spec."""
+    if not isinstance(links, str):
+        return links
+    with suppress(InputError):
+        return choose("--links", links, LINK_MODELS)()
+    return None
 
 
 def _extra(module: Module) -> str:

@@ -182,8 +182,9 @@ def describe_finished(run: Run) -> str:
     """Return a line if the run to resume is finished; empty if it is not, or is damaged.
 
     Raises:
-        InputError: it has done more rounds than `run` has.
+        InputError: it has done more rounds than `run` has, or began with another file.
     """
+    from dfl.store.fingerprints import changed_file
     from dfl.store.results import load
 
     assert run.resume is not None
@@ -198,6 +199,10 @@ def describe_finished(run: Run) -> str:
     refuse_too_late(run.resume, run, done, ended.run.rounds, lambda t, rounds: 1.0)
     if run.rounds != ended.run.rounds or manifest.damage(run.resume):
         return ""
+    if name := changed_file(ended.run, ended.record):
+        raise InputError(
+            f"--resume {run.resume}: the {name} is not the one that the run began with"
+        )
     return f"{run.resume} is finished after {done} rounds"
 
 
@@ -205,7 +210,8 @@ def finished(run: Run) -> str:
     """Return a line as `describe_finished` does; empty where there is no run to resume.
 
     Raises:
-        InputError: the settings of the run in the folder differ, or it has done more rounds.
+        InputError: the settings of the run in the folder differ, or a file, or it has done more
+            rounds.
     """
     if run.resume is None or (stored := stored_run(run.resume)) is None:
         return ""

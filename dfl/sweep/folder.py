@@ -112,13 +112,25 @@ def as_toml(run: Run) -> str:
     return "".join(lines).replace("\x7f", "\\u007f")  # TOML does not take it as it is
 
 
-def _differing_field(path: Path, run: Run) -> str | None:
-    """Return the first field that differs between a run and the file of a cell, if there is one."""
+def read_cell(path: Path) -> Run:
+    """Return the run of a cell.
+
+    Args:
+        path: the cell.toml.
+
+    Raises:
+        InputError: it is missing or damaged.
+    """
     try:
-        held = Run.from_dict(tomllib.loads(read_bounded(path, SETTINGS).decode())).to_dict()
+        return Run.from_dict(tomllib.loads(read_bounded(path, SETTINGS).decode()))
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{path} is damaged ({why}): remove it") from None
+
+
+def _differing_field(path: Path, run: Run) -> str | None:
+    """Return the first field that differs between a run and the file of a cell, if there is one."""
+    held = read_cell(path).to_dict()
     given = run.to_dict()
     fixed = (name for name in options(Run) if name not in FREE)
     return next((name for name in fixed if given.get(name) != held.get(name)), None)

@@ -70,9 +70,9 @@ def run_grid(
         ranks: the number of ranks of each cell, started by mpirun.
         in_process: whether to run the cells one after the other in this process, which saves the
             start of a program for runs of a few seconds. Only so may runs have objects, and names
-            that this process registered; a cell that finished with other objects is run again. Of
-            such a cell run.json, metrics.csv, cell.toml and output.log are kept; it has no
-            checkpoints, no models and no figures. SIGTERM and SIGUSR1 are not caught then.
+            that this process registered; a cell that finished with other objects or files is run
+            again. Of such a cell run.json, metrics.csv, cell.toml and output.log are kept; it has
+            no checkpoints, no models and no figures. SIGTERM and SIGUSR1 are not caught then.
         keep_models: whether to keep the models of the cells (`state.safetensors`); by default they
             are kept, but not `in_process`, which has none.
         report: whether to write report.html, a page that leads to every cell, and to refresh it
@@ -285,6 +285,7 @@ def _simulate(folder: Path, run: Run) -> str:
 
     begun = time.perf_counter()
     objects = _checksums(run)
+    given = fingerprints.of_files(fingerprints.files_of(run))
     for name in (manifest.NAME, "metrics.csv"):  # of a run with other objects, or an earlier try
         (folder / name).unlink(missing_ok=True)
     rows: list[dict[str, float]] = []
@@ -310,6 +311,8 @@ def _simulate(folder: Path, run: Run) -> str:
     }
     if objects:
         record["objects"] = objects
+    if given:
+        record["given"] = given
     manifest.write(folder, record, ["metrics.csv"])
     return f"{how['ending']}, {record['seconds']:.0f} s"
 

@@ -21,6 +21,7 @@ from dfl.core.files import LOCK, Lock, no_follow
 from dfl.store.run_directory import CELL
 from dfl.sweep.status import (
     CELL_LOCK,
+    CHANGED,
     DONE,
     FAILED,
     RUNNING,
@@ -177,7 +178,7 @@ class Scheduler:
             stamp: identifies the run.json that the folder had before that program started.
         """
         state = read_state(folder, (LOCK,))
-        if self.signals or state.status == DONE:
+        if self.signals or state.status in (DONE, CHANGED):
             return state
         if state.status == RUNNING:
             return None

@@ -1,25 +1,35 @@
 """The status of a cell: how far the run in a folder is.
 
-It is read from the files of the folder, run.json, metrics.csv and output.log, and from its locks.
+It is read from the files of the folder, run.json, metrics.csv, output.log and cell.toml, from its
+locks, and from the files that run.json vouches for that the run has read.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from dfl.config import Run
 from dfl.core.errors import DivergedError, InputError, Suspended
 from dfl.core.files import LOCK, is_locked
 from dfl.core.reading import open_regular
+from dfl.core.registry import flag
 from dfl.store import manifest, tables
+from dfl.store.run_directory import CELL
+from dfl.sweep.folder import read_cell
 
-DONE, DIVERGED, FAILED, DAMAGED = "done", "diverged", "failed", "damaged"
+DONE, DIVERGED, FAILED, DAMAGED, CHANGED = "done", "diverged", "failed", "damaged", "changed"
 RUNNING, STOPPED, WAITING = "running", "stopped", "waiting"
-STATUSES = (DONE, DIVERGED, FAILED, DAMAGED, RUNNING, STOPPED, WAITING)
+STATUSES = (DONE, DIVERGED, FAILED, DAMAGED, CHANGED, RUNNING, STOPPED, WAITING)
 """A stopped run was interrupted or killed and resumes when it is started again. A waiting run has
-never been started."""
+never been started. A changed one has ended, and would now have other rounds or read other files."""
+
+LENGTH = ("rounds", "eval_every", "eval_last")
+"""The settings that may change when a run is resumed by itself and that a sweep does not change."""
 
 CELL_LOCK = ".sweep.lock"
 """The file that a sweep locks in the folder of a cell while the cell runs, so that no other sweep
@@ -48,7 +58,7 @@ class CellState:
     Attributes:
         status: one of `STATUSES`.
         row: the last row of metrics.csv, as text; empty where there is none or the file is damaged.
-        reason: the last message of a run that failed or diverged, or the damage.
+        reason: the last message of a run that failed or diverged, the damage, or what has changed.
         table: metrics.csv up to its last complete row; empty where there is no row.
     """
 
@@ -64,8 +74,8 @@ class CellState:
 
     @property
     def bad(self) -> bool:
-        """Whether the run has failed or diverged, or is damaged."""
-        return self.status in (FAILED, DIVERGED, DAMAGED)
+        """Whether the run has failed or diverged, or is damaged or changed."""
+        return self.status in (FAILED, DIVERGED, DAMAGED, CHANGED)
 
 
 States = Mapping[str, CellState]
@@ -90,7 +100,8 @@ def read_state(folder: Path, locks: Sequence[str] = LOCKS, models: bool = True) 
         folder: the folder.
         locks: as in `is_running`.
         models: whether to compare the checksums of all files of a run that has ended, its models
-            and figures too, which takes seconds for some gigabytes; else that of metrics.csv alone.
+            and figures and the models that it began with too, which takes seconds for some
+            gigabytes; else that of metrics.csv, and of other files that it read.
     """
     # The locks are checked twice: the run may begin or end while its files are read.
     running_before = is_running(folder, locks)
@@ -121,8 +132,34 @@ def _state_at_rest(folder: Path, models: bool) -> CellState:
     record = manifest.read(folder)
     code = record.get("exit")
     status = _ENDINGS.get(code, FAILED) if isinstance(code, int | None) else FAILED
+    if status in (DONE, DIVERGED) and (change := _change(folder, record, models)):
+        return CellState(CHANGED, row, change, table)
     reason = message or str(record.get("ending")) if status in (FAILED, DIVERGED) else ""
     return CellState(status, row, reason, table)
+
+
+def _change(folder: Path, record: Mapping[str, Any], models: bool) -> str:
+    """Return in one line what a cell that has ended would now do otherwise; empty for nothing.
+
+    Args:
+        folder: of the cell.
+        record: its run.json.
+        models: as in `read_state`.
+    """
+    from dfl.store.fingerprints import changed_file
+
+    if not os.path.lexists(folder / CELL):  # a run by itself
+        return ""
+    again = f"remove {folder} to run it again"
+    with suppress(InputError):  # what cannot be read is not compared
+        ran, cell = Run.from_dict(record["run"]), read_cell(folder / CELL)
+        for setting in LENGTH:
+            old, new = getattr(ran, setting), getattr(cell, setting)
+            if old != new:
+                return f"it ran with {flag(setting)} {old}, not {new}: {again}"
+        if name := changed_file(ran if models else replace(ran, init_from=None), record):
+            return f"the {name} is not the one that it ran with: restore it, or {again}"
+    return ""
 
 
 def last_message(folder: Path) -> str:

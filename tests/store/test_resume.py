@@ -53,6 +53,18 @@ def test_a_finished_run_is_reported_as_finished(dfl_run: Command, whole: Path) -
     )
 
 
+def test_a_finished_run_with_another_model_file_is_refused(dfl_run: Command) -> None:
+    text = "from torch.nn import *\ndef make(shape, classes):\n    return Sequential(Flatten(), "
+    Path("net.py").write_text(f"{text}Linear(64, classes))\n")
+    list(dfl.simulate(small(out=Path("run"), model="net.py:make")))
+    assert "run is finished after 6 rounds" in dfl_run("--resume=run").out
+    Path("net.py").write_text(f"{text}Linear(64, classes, bias=False))\n")
+    line = "--resume run: the file of --model net.py:make is not the one that the run began with"
+    assert line in dfl_run.refused("--resume=run")
+    Path("net.py").unlink()
+    assert "run is finished after 6 rounds" in dfl_run("--resume=run").out
+
+
 def test_a_finished_run_without_a_checkpoint_is_refused(dfl_run: Command) -> None:
     list(dfl.simulate(small(out=Path("run"), checkpoint_every=None)))
     before = {file: file.read_bytes() for file in dfl_run.files() if file.is_file()}

@@ -142,6 +142,37 @@ def test_cells_with_objects_run_in_process(tmp_path: Path, simulated: list[int])
     assert simulated == [0] * 4
 
 
+NET = """
+from torch import nn
+def make(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes, bias={bias}))
+"""
+"""A model file."""
+
+
+def test_a_cell_runs_again_with_another_model_file(tmp_path: Path, simulated: list[int]) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(NET.format(bias=True))
+    grid = cells(0, model=f"{net}:make")
+    for _ in range(2):
+        run_grid(grid, tmp_path / "out", in_process=True)
+    assert simulated == [0]
+    net.write_text(NET.format(bias=False))
+    run_grid(grid, tmp_path / "out", in_process=True)
+    assert simulated == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_launched_cell_with_another_model_file_is_refused(tmp_path: Path) -> None:
+    net = tmp_path / "net.py"
+    net.write_text(NET.format(bias=True))
+    run_grid(cells(0, model=f"{net}:make"), tmp_path / "out")
+    net.write_text(NET.format(bias=False))
+    assert read_state(tmp_path / "out/seed=0").status == "changed"
+    with pytest.raises(InputError, match=r"seed=0: the file of --model .* is not the one"):
+        run_grid(cells(0, 1, model=f"{net}:make"), tmp_path / "out")
+
+
 def test_launches_with_objects_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"topology, dataset.*in_process"):
         run_grid(own_cells(), tmp_path / "out")

@@ -216,7 +216,7 @@ def test_a_cell_that_another_program_takes_first_has_not_failed(
         from dfl.store import manifest
         folder, code = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
         (folder / "launches").open("a").write("x")
-        manifest.write(folder, {"run": {}, "exit": code, "ending": "so"})
+        manifest.write(folder, {"run": {"rounds": 5}, "exit": code, "ending": "so"})
         message = "dfl: it is being written to by another run: wait for it, or end it"
         sys.exit(message if code == 2 else 2)
     """
@@ -260,7 +260,7 @@ def test_a_cell_that_finishes_before_its_start_is_not_started(
 ) -> None:
     cells = [cell(tmp_path, str(n)) for n in range(2)]
     for code, each in zip((0, 3), cells, strict=True):
-        manifest.write(each, {"run": {}, "exit": code, "ending": "so"})
+        manifest.write(each, {"run": {"rounds": 5}, "exit": code, "ending": "so"})
     found = work(cells)
     assert [found.ended[each].status for each in cells] == [DONE, DIVERGED]
     assert list(map(launches, cells)) == [0, 0]

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from dfl.config import Run
 from dfl.core.errors import InputError
 from dfl.core.files import Lock, is_locked
 from dfl.store import manifest
+from dfl.store.fingerprints import files_of, of_files
 from dfl.sweep.status import (
+    CHANGED,
     DAMAGED,
     DIVERGED,
     DONE,
@@ -34,8 +37,8 @@ TABLE = "round,seconds,accuracy_mean\n0,0.1,0.10\n10,0.2,0.30\n"
     ("status", "over", "bad"),
     [
         (DONE, True, False), (DIVERGED, True, True), (FAILED, False, True),
-        (DAMAGED, False, True), (RUNNING, False, False), (STOPPED, False, False),
-        (WAITING, False, False),
+        (DAMAGED, False, True), (CHANGED, False, True), (RUNNING, False, False),
+        (STOPPED, False, False), (WAITING, False, False),
     ],
 )  # fmt: skip
 def test_a_cell_is_over_if_no_later_sweep_runs_it(status: str, over: bool, bad: bool) -> None:
@@ -215,6 +218,47 @@ def test_a_damaged_record_is_reported(tmp_path: Path, text: str) -> None:
     seen = read_state(tmp_path)
     assert (seen.status, "\n" in seen.reason) == (DAMAGED, False)
     assert "run.json" in seen.reason
+
+
+def test_a_cell_that_ran_otherwise_than_its_settings_say_is_changed(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text(TABLE)
+    manifest.write(tmp_path, {"run": {"rounds": 10}, "exit": 0}, ["metrics.csv"])
+    assert read_state(tmp_path).status == DONE  # a run by itself
+    (tmp_path / "cell.toml").write_text("rounds = 10\n")
+    assert read_state(tmp_path).status == DONE
+    for setting, ran, now in (("rounds", 10, 5), ("eval_every", 10, 2), ("eval_last", 1, 3)):
+        (tmp_path / "cell.toml").write_text(f"{'rounds = 10' * (now != 5)}\n{setting} = {now}\n")
+        seen = read_state(tmp_path)
+        assert (seen.status, seen.over, seen.bad) == (CHANGED, False, True)
+        line = f"it ran with --{setting.replace('_', '-')} {ran}, not {now}: remove {tmp_path}"
+        assert seen.reason.startswith(line)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_cell_whose_files_are_others_by_now_is_changed(tmp_path: Path, code: int) -> None:
+    links = tmp_path / "links.csv"
+    run = Run(model=f"{tmp_path}/net.py:make", links=f"links:path={links}", init_from=tmp_path)
+    own = {name: tmp_path / name for name in ("net.py", "links.csv", "state.safetensors")}
+    for path in own.values():
+        path.write_text("as it was")
+    (tmp_path / "cell.toml").touch()
+    given = of_files(files_of(run))
+    assert len(given) == 3
+    record = {"run": run.to_dict(), "exit": code, "ending": "as it did", "given": given}
+    manifest.write(tmp_path, record)
+    ended = {0: DONE, 3: DIVERGED}[code]
+    assert read_state(tmp_path).status == ended
+    for name, path in own.items():
+        path.write_text("otherwise")
+        seen = read_state(tmp_path)
+        assert (seen.status, seen.over) == (CHANGED, False)
+        assert f"{name if name == 'state.safetensors' else 'file'} of --" in seen.reason
+        assert "is not the one that it ran with: restore it, or remove" in seen.reason
+        quick = read_state(tmp_path, models=False).status
+        assert quick == (ended if name == "state.safetensors" else CHANGED)
+        path.unlink()
+        assert read_state(tmp_path).status == ended  # what is missing is not compared
+        path.write_text("as it was")
 
 
 @pytest.mark.parametrize("code", [[], {}, "0", True, 0.0, 1e300, [0]])

@@ -223,7 +223,7 @@ def test_cells_that_another_program_runs_are_listed(here: Here) -> None:
     (Path("sweeps/two/seed=1") / "run.json").unlink()
     cell, models = Path("sweeps/two/seed=0"), "state.safetensors"
     (cell / models).write_bytes(b"")
-    manifest.write(cell, {"run": {}, "exit": 0}, ["metrics.csv", models])
+    manifest.write(cell, manifest.read(cell), ["metrics.csv", models])
     damaged, read = manifest.damaged, list[str]()
 
     def note(folder: Path, name: str, known: object) -> str:
@@ -292,6 +292,26 @@ def test_unfinished_cells_become_a_job_array(here: Here) -> None:
     )
     code, output, _ = here("six.toml", "--slurm", "--quiet")
     assert (code, output) == (0, ["6 cells: 3 done, 3 waiting; 3 in the queue, none to submit"])
+
+
+def test_a_cell_that_ran_on_by_itself_is_left_out_of_the_means(here: Here) -> None:
+    """As by `dfl.run --resume CELL --rounds 7`."""
+    Path("two.toml").write_text("peers = 4\nrounds = 5\n[sweep]\nseed = [0, 1]\n")
+    assert here("two.toml")[0] == 0
+    cell = Path("sweeps/two/seed=0")
+    record = manifest.read(cell)
+    record["run"]["rounds"] = 7
+    manifest.write(cell, record, ["metrics.csv"])
+    code, output, _ = here("two.toml")
+    assert (code, output[-2]) == (1, "2 cells: 1 done, 1 changed")
+    line = f"changed    seed=0: it ran with --rounds 7, not 5: remove {cell} to run it again"
+    assert line in output
+    summary = pd.read_csv("sweeps/two/summary.csv").iloc[0]
+    assert (summary["seeds"], summary["of"]) == (1, 2)
+    assert "1 changed" in here("two.toml", "--status")[1][-1]
+    assert manifest.read(cell)["run"]["rounds"] == 7
+    shutil.rmtree(cell)
+    assert here("two.toml")[0] == 0
 
 
 def has_reached(cell: Path, row: int) -> bool:

@@ -37,7 +37,7 @@ def swept(folder: Path, lists: str) -> Grid:
 
 def end(folder: Path, code: int | None) -> None:
     names = ["metrics.csv"] if code == 0 else []
-    manifest.write(folder, {"run": {}, "exit": code, "ending": "as it did"}, names)
+    manifest.write(folder, {"run": {"rounds": 4}, "exit": code, "ending": "as it did"}, names)
 
 
 def sight(grid: Grid, folder: Path) -> States:
