@@ -126,7 +126,8 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
             raise InputError("options of a job array need --slurm: --help lists them")
         launcher(options.ranks)
         folder = options.out or Path("sweeps") / path.stem
-        cells = grid.read(path, _ranks(options, job, folder))
+        runs = not (options.status or options.table)
+        cells = grid.read(path, _ranks(options, job, folder), runs=runs)
         sweep_folder.check(folder, cells.cells)
         console = make_console(quiet=options.quiet, verbose=options.verbose)
         sweep = Sweep(cells, folder, console, make_console(), options.report)

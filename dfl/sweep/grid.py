@@ -81,15 +81,17 @@ class Grid:
     cells: tuple[Cell, ...]
 
 
-def read(path: Path, ranks: int) -> Grid:
-    """Read a grid from a TOML file and check every cell.
+def read(path: Path, ranks: int, *, runs: bool = True) -> Grid:
+    """Read a grid from a TOML file.
 
     Args:
         path: the file.
         ranks: the number of ranks of a cell, and of its peers where the file gives none.
+        runs: whether to check that every cell can be run. To look at what has run, no component and
+            no file that it names is needed.
 
     Raises:
-        InputError: the file cannot be read, names something unknown, or some cell cannot be run.
+        InputError: the file cannot be read, has a bad value, or some cell cannot be run.
     """
     try:
         text = read_text(path, SETTINGS)
@@ -104,7 +106,7 @@ def read(path: Path, ranks: int) -> Grid:
             raise InputError(
                 'a table [sweep] must list what varies, as topology = ["ring", "torus"]'
             )
-        return Grid(text, tuple(lists), combinations(settings, lists, ranks))
+        return Grid(text, tuple(lists), _combinations(settings, lists, ranks, runs))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -127,6 +129,13 @@ def combinations(
         InputError: an unknown field or a bad value, a cell that cannot be run, or two that are the
             same run.
     """
+    return _combinations(settings, lists, ranks, True)
+
+
+def _combinations(
+    settings: Mapping[str, object], lists: Mapping[str, Iterable[object]], ranks: int, runs: bool
+) -> tuple[Cell, ...]:
+    """Return the cells, as `combinations` does; `runs` is as in `read`."""
     _check_lists(lists, settings)
     lists = {name: tuple(values) for name, values in lists.items()}
     given = settings.keys() | lists.keys()
@@ -138,7 +147,7 @@ def combinations(
         raise InputError(
             "peers is missing: write how many there are, as peers = 16, or give --ranks"
         )
-    return tuple(_cells(settings, lists, ranks))
+    return tuple(_cells(settings, lists, ranks, runs))
 
 
 def _check_lists(lists: Mapping[str, object], settings: Mapping[str, object]) -> None:
@@ -170,16 +179,13 @@ def _is_list(values: object) -> bool:
 
 
 def _cells(
-    settings: Mapping[str, object], lists: Mapping[str, Iterable[object]], ranks: int
+    settings: Mapping[str, object], lists: Mapping[str, Iterable[object]], ranks: int, runs: bool
 ) -> Iterator[Cell]:
-    """Yield all combinations, each checked.
+    """Yield all combinations, each checked where `runs` says so.
 
     Raises:
-        InputError: one cannot be run, or is the same as another.
+        InputError: one has a bad value, cannot be run, or is the same as another.
     """
-    from dfl.simulation.components import check
-    from dfl.simulation.defaults import settle
-
     optional = {name for name, hint in get_type_hints(Run).items() if NoneType in get_args(hint)}
     names: dict[Run, str] = {}
     for combination in product(
@@ -190,9 +196,8 @@ def _cells(
         name = name_of(labels)
         try:
             run = Run.from_dict({**settings, **values})
-            settled = settle(run, ranks)
+            settled = _checked(run, ranks) if runs else replace(run, peers=run.peers or ranks)
             run = replace(run, peers=settled.peers)
-            check(settled)
         except InputError as error:
             raise InputError(f"cell {name}: {error}") from None
         if settled in names:
@@ -203,6 +208,20 @@ def _cells(
             raise InputError(f"two cells are called {name}: write one of them otherwise")
         names[settled] = name
         yield Cell(labels, run)
+
+
+def _checked(run: Run, ranks: int) -> Run:
+    """Return a run settled.
+
+    Raises:
+        InputError: it cannot be run.
+    """
+    from dfl.simulation.components import check
+    from dfl.simulation.defaults import settle
+
+    settled = settle(run, ranks)
+    check(settled)
+    return settled
 
 
 def _labelled(values: Iterable[object], optional: bool) -> Iterator[tuple[object, object]]:

@@ -42,7 +42,7 @@ def write_again(folder: Path) -> Path:
     Raises:
         InputError: its grid is damaged, or it cannot be written to.
     """
-    grid = grids.read(folder / GRID, peers(folder))
+    grid = grids.read(folder / GRID, peers(folder), runs=False)
     states = read_states(folder, (cell.name for cell in grid.cells))
     with writing(str(folder)):
         return write(folder, sweep_page(grid, states, folder))

@@ -15,6 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from dfl.core.files import Lock
+from dfl.report import report
 from dfl.store import manifest
 from dfl.sweep import command as sweep
 from dfl.sweep import plots, scheduler
@@ -312,6 +313,18 @@ def test_a_cell_that_ran_on_by_itself_is_left_out_of_the_means(here: Here) -> No
     assert manifest.read(cell)["run"]["rounds"] == 7
     shutil.rmtree(cell)
     assert here("two.toml")[0] == 0
+
+
+def test_what_has_run_is_looked_at_without_the_model_file(here: Here) -> None:
+    Path("net.py").write_text("def make(shape, classes): ...\n")
+    here.grid.write_text('peers = 4\nrounds = 5\nmodel = "net.py:make"\n[sweep]\nseed = [0, 1]\n')
+    assert here("six.toml")[0] == 0
+    Path("net.py").unlink()
+    for flag in ("--status", "--table"):
+        assert here("six.toml", flag)[::2] == (0, "")
+    assert report(Path("sweeps/six")).exists()
+    code, _, error = here("six.toml")
+    assert (code, "cell seed=0: --model net.py" in error) == (2, True)
 
 
 def has_reached(cell: Path, row: int) -> bool:
