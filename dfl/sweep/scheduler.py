@@ -24,6 +24,7 @@ from dfl.sweep.status import (
     CHANGED,
     DONE,
     FAILED,
+    LAUNCH,
     RUNNING,
     STOPPED,
     WAITING,
@@ -196,7 +197,8 @@ class Scheduler:
 
 def _started(start_of_command: Sequence[str], folder: Path, claim: Lock) -> subprocess.Popen[bytes]:
     """Start the program of a cell. It keeps the claim on the cell if the sweep is killed."""
-    with open(folder / "output.log", "ab", opener=no_follow) as log:
+    with open(folder / "output.log", "ab", buffering=0, opener=no_follow) as log:
+        log.write(time.strftime(f"{LAUNCH} %F %T\n").encode())
         return subprocess.Popen(
             [*start_of_command, *command(folder)],
             stdin=subprocess.DEVNULL,

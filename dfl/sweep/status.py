@@ -7,6 +7,7 @@ locks, and from the files that run.json vouches for that the run has read.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -37,6 +38,8 @@ starts it."""
 LOCKS = (LOCK, CELL_LOCK)
 """The files that a run and its sweep lock in the folder of a cell."""
 
+LAUNCH = "launch"
+"""The first word of the line of output.log with which a launch of the cell begins."""
 LAST = 12
 """Number of lines at the end of output.log that are searched for an error."""
 TAIL = 2**16
@@ -163,7 +166,7 @@ def _change(folder: Path, record: Mapping[str, Any], models: bool) -> str:
 
 
 def last_message(folder: Path) -> str:
-    """Return the last message in output.log.
+    """Return the last message in output.log of the last launch; empty where it printed nothing.
 
     An error line of dfl among the last lines is preferred to what MPI prints when it ends a job.
     """
@@ -174,6 +177,7 @@ def last_message(folder: Path) -> str:
             text = file.read(TAIL).decode(errors="replace")
     except OSError:
         return ""
+    text = re.split(rf"^{LAUNCH} \d{{4}}(?:-\d\d){{2}} \d\d(?::\d\d){{2}}$", text, flags=re.M)[-1]
     lines = [line.strip() for line in text.splitlines() if line.strip()][-LAST:]
     ours = [line.removeprefix("dfl: ") for line in lines if line.startswith("dfl: ")]
     return (ours or lines or [""])[-1]

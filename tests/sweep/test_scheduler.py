@@ -95,6 +95,17 @@ def test_a_failed_cell_does_not_stop_the_others(tmp_path: Path) -> None:
     assert [again.ended[each].status for each in cells] == [FAILED, FAILED, DIVERGED, DONE, DONE]
 
 
+def test_a_cell_that_fails_in_silence_has_no_message_of_an_earlier_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = cell(tmp_path, "one", peers=13)
+    assert work([one]).ended[one].reason == "--topology torus with 13 peers: has no sides"
+    monkeypatch.setattr(scheduler, "command", lambda folder: ["-c", "import sys; sys.exit(7)"])
+    assert work([one]).ended[one].reason == "exit code 7"
+    log = (one / "output.log").read_text().splitlines()
+    assert [line.split()[0] for line in log] == ["launch", "dfl:", "launch"]
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 3])
 def test_the_number_of_running_cells_is_bounded(tmp_path: Path, at_once: int) -> None:
     cells = [cell(tmp_path, str(n)) for n in range(4)]
