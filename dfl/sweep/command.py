@@ -270,7 +270,15 @@ class Sweep:
         Args:
             job: the options of the job array.
             dry: whether to write the script only.
+
+        Raises:
+            InputError: before anything is written: there is no Slurm, or a script cannot have an
+                option or a path. After that, Slurm refuses.
         """
+        if not all(state.over for state in self.states(models=False).values()):
+            if not dry:
+                slurm.need_sbatch()
+            slurm.check(self.folder, [self.folder / cell.name for cell in self.grid.cells], job)
         sweep_folder.write(self.folder, self.grid.cells, self.grid.text)
         # The lock keeps other sweeps from submitting the same cells meanwhile.
         with Lock(self.folder, patience=sweep_folder.PATIENCE):

@@ -164,6 +164,30 @@ def _refuse_if_set_by_sweep(name: str) -> None:
             raise InputError(f"--sbatch {name}{read_as} is set by the sweep: leave it out")
 
 
+def check(folder: Path, cells: Sequence[Path], options: Slurm) -> None:
+    """Refuse what no script can have; the arguments are those of `write`.
+
+    Raises:
+        InputError: a path that cannot be written in a script, or lines of shell that are not whole
+            commands.
+    """
+    _check_paths(folder, *cells)
+    _check_setup(_script(folder.absolute() / "slurm/1.sh", len(cells), options), options.setup)
+
+
+def need_sbatch() -> None:
+    """Refuse to submit where there is no Slurm.
+
+    Raises:
+        InputError: there is no sbatch.
+    """
+    if shutil.which("sbatch") is None:
+        raise InputError(
+            "--slurm: there is no sbatch on the PATH: Slurm is needed, or --no-submit, which only "
+            "writes the script"
+        )
+
+
 def write(folder: Path, cells: Sequence[Path], options: Slurm) -> Path:
     """Write a batch script with one task for every cell.
 
@@ -176,12 +200,10 @@ def write(folder: Path, cells: Sequence[Path], options: Slurm) -> Path:
         The script, FOLDER/slurm/N.sh for the smallest N that is free.
 
     Raises:
-        InputError: a path that cannot be written in a script, lines of shell that are not whole
-            commands, or a folder that cannot be written to.
+        InputError: as `check` does, or a folder that cannot be written to.
     """
-    _check_paths(folder, *cells)
+    check(folder, cells, options)
     slurm = folder.absolute() / "slurm"
-    _check_setup(_script(slurm / "1.sh", len(cells), options), options.setup)
     try:
         script = _free(slurm)
         with script.with_suffix(".cells").open("x", encoding="utf-8") as file:

@@ -273,6 +273,7 @@ def test_unfinished_cells_become_a_job_array(here: Here) -> None:
     assert "module load x\nmodule load y\n" in script.read_text()
     assert "#SBATCH --no-requeue\n" in script.read_text()
 
+    here.monkeypatch.setattr("dfl.sweep.slurm.need_sbatch", lambda: None)
     here.monkeypatch.setattr("dfl.sweep.slurm.submit", lambda script: "77")
     here.monkeypatch.setattr(
         "dfl.sweep.slurm.queued", lambda folder: {names[0]: "pending (Resources)"}
@@ -325,6 +326,20 @@ def test_what_has_run_is_looked_at_without_the_model_file(here: Here) -> None:
     assert report(Path("sweeps/six")).exists()
     code, _, error = here("six.toml")
     assert (code, "cell seed=0: --model net.py" in error) == (2, True)
+
+
+def test_a_job_array_that_cannot_be_submitted_leaves_no_sweep(here: Here) -> None:
+    """It would bar the command that gives other ranks."""
+    here.grid.write_text('rounds = 3\nmodel = "softmax"\n[sweep]\nseed = [0, 1]\n')
+    here.monkeypatch.setenv("PATH", "/bin")
+    for more, message in (
+        ([], "--slurm: there is no sbatch on the PATH"),
+        (["--no-submit", "--setup", "fi"], "--setup must be whole commands of bash"),
+        (["--no-submit", "--out", 'a"b'], "which no script of Slurm can have"),
+    ):
+        code, output, error = here("six.toml", "--slurm", "--ntasks", "2", *more)
+        assert (code, output, error.count("\n"), message in error) == (2, [], 1, True)
+        assert [path.name for path in Path().iterdir()] == ["six.toml"]
 
 
 def has_reached(cell: Path, row: int) -> bool:
@@ -389,9 +404,11 @@ def test_a_grid_without_peers_is_looked_at_as_it_was_started(here: Here) -> None
 def test_a_queue_that_does_not_answer_hides_no_cells(here: Here) -> None:
     programs = Path("programs").resolve()
     programs.mkdir()
-    squeue = programs / "squeue"
-    squeue.write_text("#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n")
-    squeue.chmod(0o755)
+    for name in ("squeue", "sbatch"):
+        (programs / name).write_text(
+            "#!/bin/sh\necho 'Unable to contact slurm controller' >&2; exit 1\n"
+        )
+        (programs / name).chmod(0o755)
     here.monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     assert here("six.toml", "--slurm", "--no-submit")[0] == 0
     for more in (["--status"], ["--slurm", "--no-submit"]):
