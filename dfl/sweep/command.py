@@ -246,13 +246,15 @@ class Sweep:
         after = self.states(models=not scheduler.signals)  # a signal is obeyed at once
         ended = {folder.name: state for folder, state in scheduler.ended.items()}
         states = {**after, **ended}
-        if scheduler.signals:
-            page.finish()
-        else:
-            self.publish(states)
-        for line in progress.remarks_at_end(states):
-            print_line(self.always, line)
-        print_line(self.console, progress.counts(states))
+        try:
+            if scheduler.signals:
+                page.finish()
+            else:
+                self.publish(states)
+        finally:  # where the disk is full, too
+            for line in progress.remarks_at_end(states):
+                print_line(self.always, line)
+            print_line(self.console, progress.counts(states))
         rest = sum(not (state.over or state.bad) for state in states.values())
         if rest:
             print_line(self.always, f"{rest} left; to resume: {command}")

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from dfl.core.files import Lock
 from dfl.report import report
 from dfl.store import manifest
+from dfl.store.run_directory import claim
 from dfl.sweep import command as sweep
 from dfl.sweep import plots, scheduler
 from dfl.sweep.status import read_state
@@ -212,6 +213,21 @@ def test_failures_are_listed_with_their_reasons(here: Here) -> None:
         "failed",
     ]
     assert here("bad.toml")[0] == 1
+
+
+def test_failures_are_listed_where_tables_cannot_be_written(here: Here) -> None:
+    """As on a full disk."""
+    Path("bad.toml").write_text("rounds = 5\n[sweep]\npeers = [4, 13]\n")
+    Path("sweeps/bad").mkdir(parents=True)
+    claim(Path("sweeps/bad"))
+    Path("sweeps/bad/sweep.csv").mkdir()
+    code, output, error = here("bad.toml")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "--out sweeps/bad cannot be written to" in error
+    assert output[-2:] == [
+        "failed     peers=13: --topology torus with 13 peers: has no sides",
+        "2 cells: 1 done, 1 failed",
+    ]
 
 
 def test_cells_that_another_program_runs_are_listed(here: Here) -> None:
