@@ -220,8 +220,9 @@ class Sweep:
         publish(self.grid, states, self.folder, self.console, self.report)
 
     def look_at(self) -> None:
-        """Print the last line."""
-        print_line(self.always, command_line.look_at(self.folder, (NAME, "figures")))
+        """Print the last line. A page that an earlier call wrote is not named."""
+        written = (NAME, "figures") if self.report else ("figures",)
+        print_line(self.always, command_line.look_at(self.folder, written))
 
     def run(self, options: Options, command: str) -> int:
         """Run the cells that have not ended, and publish the results unless a signal stopped it.

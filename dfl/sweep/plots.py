@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -62,12 +62,32 @@ def figures(
 
 def map_axes(summary: pd.DataFrame, by: Sequence[str]) -> tuple[str, str] | None:
     """Return the two fields of the axes of a map, graph and bits first; None for no map."""
+    pair, maps = _possible_maps(summary, by)
+    return (pair[0], pair[1]) if len(pair) == 2 and maps <= MAPS else None
+
+
+def map_note(summary: pd.DataFrame, by: Sequence[str]) -> str:
+    """Return a line on the maps that are too many to draw; empty where they are not."""
+    pair, maps = _possible_maps(summary, by)
+    if len(pair) < 2 or maps <= MAPS:
+        return ""
+    return f"no map of {pair[0]} by {pair[1]}: there would be {maps}, and at most {MAPS} are drawn"
+
+
+def _possible_maps(summary: pd.DataFrame, by: Sequence[str]) -> tuple[list[str], int]:
+    """Return the fields of the axes of maps, two where there are maps, and their number."""
     several = [name for name in by if summary[name].nunique() > 1]
     first = [name for name in ("topology", "bits") if name in several]
     pair = [*first, *(name for name in several if name not in first)][:2]
     rest = [name for name in several if name not in pair]
-    maps = len(groups(summary, rest))
-    return (pair[0], pair[1]) if len(pair) == 2 and maps <= MAPS else None
+    return pair, len(groups(summary, rest))
+
+
+def names(by: Sequence[str]) -> set[str]:
+    """Return the names that figures of a sweep may have."""
+    lines = product((name.removesuffix("_mean") for name in Y_LABELS), ("round", "bytes"))
+    maps = (f"map_{one}_by_{other}" for one, other in permutations(by, 2))
+    return {f"{measure}_by_{x}" for measure, x in lines} | set(maps)
 
 
 def panels(rows: pd.DataFrame, by: Sequence[str]) -> tuple[list[str], list[str]]:

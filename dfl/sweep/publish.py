@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dfl.core.files import Lock, atomically, make_directory, writing
-from dfl.reporting.console import print_table
+from dfl.reporting.console import print_line, print_table
 from dfl.reporting.page import write
 from dfl.store.run_directory import claim
 from dfl.sweep import plots, tables
@@ -21,7 +21,7 @@ def publish(
     grid: Grid, states: States, folder: Path, console: Console, report: bool = True
 ) -> None:
     """Write sweep.csv, summary.csv, the figures and the page of the cells so far, and print the
-    summary.
+    summary. Figures that an earlier call drew and this one does not are removed.
 
     Args:
         grid: the cells.
@@ -45,7 +45,12 @@ def publish(
         for name, figure in figures.items():
             with atomically(folder / "figures" / f"{name}.png") as part:
                 figure.savefig(part, format="png", dpi=150)
+        for name in plots.names(by) - figures.keys():  # of an earlier call
+            if (stale := folder / "figures" / f"{name}.png").is_file():
+                stale.unlink()
         if report:
             write(folder, sweep_page(grid, states, folder))
     shown_table = tables.terminal_table(summary, by)
     print_table(console, shown_table, len(by) + 1, str(folder / "summary.csv"))
+    if figures and (note := plots.map_note(summary, by)):
+        print_line(console, note)

@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from dfl.reporting.lines import COLOURS, DASHES, Styles, over_seeds, shades
-from dfl.sweep.plots import figures, map_axes, panels
+from dfl.sweep.plots import figures, map_axes, map_note, names, panels
 from tests.support.swept import swept
 
 GRAPHS = ("ring", "torus", "complete")
@@ -52,6 +52,7 @@ def test_figures_of_a_grid_depend_on_its_lists(
 ) -> None:
     found = drawn(lists)
     assert list(found) == ["accuracy_by_round", "accuracy_by_bytes", *more]
+    assert set(found) <= names([name for name in lists if name != "seed"])
     for figure in found.values():
         first = used(figure)[0]
         heading = figure.get_suptitle() or first.get_title(loc="left")
@@ -198,6 +199,10 @@ def test_a_map_prefers_graph_and_bits_as_axes() -> None:
     assert map_axes(found, ["lr"]) is None
     _, found = swept({"lr": range(10), "bits": (2, 4), "topology": GRAPHS})
     assert map_axes(found, ["lr", "bits", "topology"]) is None  # ten maps would be too many
+    assert map_note(found, ["lr", "bits", "topology"]) == (
+        "no map of topology by bits: there would be 10, and at most 9 are drawn"
+    )
+    assert map_note(found, ["lr", "bits"]) == map_note(found, ["lr"]) == ""
 
 
 @pytest.mark.slow

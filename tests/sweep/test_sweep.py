@@ -20,6 +20,7 @@ from dfl.store import manifest
 from dfl.store.run_directory import claim
 from dfl.sweep import command as sweep
 from dfl.sweep import plots, scheduler
+from dfl.sweep.plots import figures as figures_of
 from dfl.sweep.status import read_state
 from tests.support.sweeping import (
     ROOT,
@@ -104,6 +105,29 @@ def test_a_sweep_writes_tables_and_figures_again_without_new_runs(here: Here) ->
     assert {name: (folder / name).read_bytes() for name in written} == written
     assert len(list(folder.glob("figures/*.png"))) == 1
     assert {path.read_text() for path in folder.glob("*/launches")} == {"x"}
+
+
+def test_what_an_earlier_call_wrote_does_not_pass_for_new(here: Here) -> None:
+    """A grid grows until it has too many maps, and its page is left out."""
+    here.monkeypatch.setattr(plots, "figures", figures_of)
+    text = "rounds = 2\n[sweep]\npeers = [3, 4]\nbits = [2, 4]\nlr = [{}]\n"
+    here.grid.write_text(text.format("0.1"))
+    assert here("six.toml", "--jobs", "2")[0] == 0
+    figures, page = Path("sweeps/six/figures"), Path("sweeps/six/report.html").read_bytes()
+    lines = {"accuracy_by_round.png", "accuracy_by_bytes.png"}
+    assert {path.name for path in figures.iterdir()} == lines | {"map_bits_by_peers.png"}
+    (figures / "mine.png").touch()
+    here.grid.write_text(text.format(", ".join(f"{n / 10}" for n in range(1, 11))))
+    code, output, _ = here("six.toml", "--table", "--no-report")
+    assert (code, output[-2:]) == (
+        0,
+        [
+            "no map of bits by peers: there would be 10, and at most 9 are drawn",
+            "look at    sweeps/six/figures",
+        ],
+    )
+    assert {path.name for path in figures.iterdir()} == lines | {"mine.png"}
+    assert Path("sweeps/six/report.html").read_bytes() == page
 
 
 def test_a_quiet_sweep_prints_what_failed_and_the_last_line(here: Here) -> None:
