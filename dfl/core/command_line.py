@@ -289,12 +289,14 @@ class _Lossy:
 
 
 def _value(kind: object, tokens: Sequence[Token]) -> object:
-    """Read the value of a flag like an option of a component; `Run` checks choices."""
+    """Read the value of a flag like an option of a component; `Run` checks choices.
+
+    A message on an argument without a flag lacks its name, which `_complaint` has.
+    """
     several = get_origin(kind) is tuple
     kind, *_ = get_args(kind) or (kind,)  # int of int | None
     values = [
-        read(str(token.keyword or "it"), token.value, getattr(kind, "__name__", "str"))
-        for token in tokens
+        read(token.keyword or "", token.value, getattr(kind, "__name__", "str")) for token in tokens
     ]
     return tuple(values) if several else values[0]
 
@@ -312,6 +314,8 @@ def _complaint(error: CycloptsError) -> str:
     match error:
         case CoercionError(token=token, target_type=kind) if token and kind is bool:
             return f"{token.keyword} must be {KINDS['bool'].meant}, not {token.value!r}"
+        case CoercionError(token=token, argument=argument) if token and not token.keyword:
+            return f"{argument.name if argument else ''}{error.__cause__}"
         case UnknownOptionError(token=token, argument_collection=arguments):
             name = (token.keyword or token.value).partition("=")[0]
             known = [each.name for each in arguments if each.name.startswith("--")]

@@ -122,8 +122,8 @@ def _run_command_line(tokens: Sequence[str]) -> int | None:
         path: Path
             The file of the grid.
         """
-        if job != Slurm() and not options.slurm:
-            raise InputError("options of a job array need --slurm: --help lists them")
+        if not options.slurm:
+            job.refuse_given()
         launcher(options.ranks)
         folder = options.out or Path("sweeps") / path.stem
         runs = not (options.status or options.table)

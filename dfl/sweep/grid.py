@@ -157,6 +157,11 @@ def _check_lists(lists: Mapping[str, object], settings: Mapping[str, object]) ->
         InputError: there is one.
     """
     known = [name for name in options(Run) if name not in SET_BY_SWEEP]
+    for name in SET_BY_SWEEP:
+        if name in settings or name in lists:
+            raise InputError(
+                f"{name} cannot be set in a grid: every cell has a folder of its own, in --out"
+            )
     for name, values in lists.items():
         if name not in known:
             raise InputError(f"[sweep]: unknown setting {name!r}{nearest(name, known)}")
@@ -164,11 +169,6 @@ def _check_lists(lists: Mapping[str, object], settings: Mapping[str, object]) ->
             raise InputError(f"[sweep] {name} must be a list of values, not {values!r}")
         if name in settings:
             raise InputError(f"{name} is given twice, at the top and in [sweep]: give it once")
-    for name in SET_BY_SWEEP:
-        if name in settings:
-            raise InputError(
-                f"{name} cannot be set in a grid: every cell has a folder of its own, in --out"
-            )
 
 
 def _is_list(values: object) -> bool:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import count
 from pathlib import Path
 
@@ -150,6 +150,20 @@ class Slurm:
             raise InputError(
                 f"--time {self.time} ends before the warning, --signal {self.signal} s earlier"
             )
+
+    def refuse_given(self) -> None:
+        """Refuse an option that is given, where there is no job array.
+
+        Raises:
+            InputError: there is one.
+        """
+        for each in fields(self):
+            if (value := getattr(self, each.name)) != each.default:
+                shown = value[0] if isinstance(value, tuple) else value
+                given = f"{flag(each.name)} {shown}" if value is not False else "--no-requeue"
+                raise InputError(
+                    f"{given} is an option of a job array: give --slurm too, or leave it out"
+                )
 
 
 def _refuse_if_set_by_sweep(name: str) -> None:

@@ -85,7 +85,7 @@ def test_peers_default_to_the_ranks(tmp_path: Path) -> None:
             BASE + "[sweep]\nsed = [1]\n",
             "[sweep]: unknown setting 'sed' (did you mean seed?); choose from peers",
         ),
-        (BASE + "[sweep]\nout = ['a']\n", "[sweep]: unknown setting 'out'"),
+        (BASE + "[sweep]\nout = ['a']\n", "out cannot be set in a grid: every cell"),
         (BASE + "[sweep]\nseed = 3\n", "[sweep] seed must be a list of values, not 3"),
         (BASE + "[sweep]\nseed = []\n", "[sweep] seed must be a list of values, not []"),
         (

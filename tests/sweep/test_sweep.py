@@ -196,8 +196,11 @@ def test_a_dry_run_names_the_cells_that_cannot_be_run(here: Here) -> None:
         ),
         ("six.toml --jobs 0", "--jobs must be from 1 to 4096, not 0"),
         ("six.toml --ranks two", "--ranks must be a whole number, not 'two'"),
-        ("six.toml --time 10", "options of a job array need --slurm"),
+        ("six.toml --time 10", "--time 10 is an option of a job array: give --slurm too"),
+        ("six.toml --setup=x --setup=y", "--setup x is an option of a job array"),
+        ("six.toml --no-requeue", "--no-requeue is an option of a job array"),
         ("six.toml --no-submit", "--no-submit "),
+        ("{empty}", "PATH must be a path, not ''"),
         ("six.toml --slurm --ranks 2", "--jobs and --ranks "),
         ("six.toml --slurm --time soon", "--time must be "),
         ("six.toml other.toml", "'other.toml' belongs to no flag"),
@@ -213,7 +216,7 @@ def test_a_dry_run_names_the_cells_that_cannot_be_run(here: Here) -> None:
 def test_bad_input_is_refused_before_any_work(here: Here, tokens: str, line: str) -> None:
     Path("bad.toml").write_text("peers = 4\n[sweep]\nseed = [1]\nbits = [8, 17]\n")
     before = sorted(Path().rglob("*"))
-    code, output, error = here(*tokens.split())
+    code, output, error = here(*(token.replace("{empty}", "") for token in tokens.split()))
     assert (code, output) == (2, [])
     assert error.startswith(f"dfl: {line}")
     assert error.count("\n") == 1
