@@ -282,7 +282,7 @@ def read_command(tokens: Sequence[str], ranks: int) -> Command:
             where = "" if flagged or not filed else f"--config {config}: "
             raise InputError(f"{where}{error}") from None
         if run.out:
-            refuse_unusable(run.out, run.resume is not None)
+            refuse_unusable(run.out, run.resume is not None, run.report)
         if run.resume:
             run = run_to_resume(run, {*filed, *_fields(given)}, partial(settle, ranks=ranks))
             if message := describe_finished(run):

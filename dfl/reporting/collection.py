@@ -12,8 +12,9 @@ from urllib.parse import quote
 from matplotlib import colormaps
 from matplotlib.colors import Normalize, to_hex
 
-from dfl.reporting.page import NAME, X, decimals, render
+from dfl.reporting.page import X, decimals, render
 from dfl.reporting.text import size
+from dfl.store.run_directory import PAGE
 
 LINES = 60
 """The most lines of a chart."""
@@ -42,7 +43,7 @@ class Link:
             seen_from: the path of that folder as the page needs it.
             text: the name.
         """
-        page = f"/{NAME}" if (folder / NAME).exists() else "/"
+        page = f"/{PAGE}" if (folder / PAGE).exists() else "/"
         start = "" if seen_from.startswith(("/", ".")) else "./"  # a name may look like a scheme
         path = quote(seen_from, errors="surrogateescape")
         return cls(f"{start}{path}{page}", text)

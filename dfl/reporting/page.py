@@ -21,13 +21,12 @@ from numpy.typing import ArrayLike
 
 from dfl.core.files import atomically
 from dfl.core.version import VERSION
+from dfl.store.run_directory import PAGE, refuse_foreign_page
 
 if TYPE_CHECKING:
     import pandas as pd
     from jinja2 import Environment
 
-NAME = "report.html"
-"""The name of a page in the directory that it shows."""
 POINTS = 1000
 """The most points of a line."""
 MISSING = 2**16 - 1
@@ -166,11 +165,13 @@ def write(folder: Path, page: str) -> Path:
     """Write a page into a directory, whole or not at all, and return its path.
 
     Raises:
+        InputError: it would replace a page that dfl did not write.
         OSError: it cannot be written.
     """
-    with atomically(folder / NAME) as part, part.open("wb") as file:
+    refuse_foreign_page(folder)
+    with atomically(folder / PAGE) as part, part.open("wb") as file:
         file.write(page.encode(errors="backslashreplace"))
-    return folder / NAME
+    return folder / PAGE
 
 
 def pairs(values: Mapping[str, object]) -> Sequence[tuple[str, str]]:

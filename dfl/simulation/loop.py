@@ -93,7 +93,7 @@ def _usable(run: Run, callbacks: Sequence[Callback], settled: Run) -> bytes:
     """
     as_callbacks(callbacks)
     if run.out is not None:
-        refuse_unusable(run.out, run.resume is not None)
+        refuse_unusable(run.out, run.resume is not None, run.report)
     return finished(settled).encode()
 
 

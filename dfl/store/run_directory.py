@@ -30,6 +30,8 @@ FOLDERS = ("checkpoint", "figures", "logs", "heartbeats", "tensorboard", "histor
 """The folders that a run makes in its folder."""
 OUTPUTS = (*FILES, *FOLDERS[:2])
 """What shows that a folder has a run. A sweep writes to the folder of a cell before that."""
+PAGE = "report.html"
+"""The page of a run, a sweep or a comparison, in its folder."""
 GRID = "grid.toml"
 """The copy of the file of a grid, in the folder of a sweep."""
 CELL = "cell.toml"
@@ -38,16 +40,18 @@ LONGEST = "x" * 100
 """As long as the longest name of a file in the folder of a run."""
 
 
-def refuse_unusable(folder: Path, resume: bool) -> None:
+def refuse_unusable(folder: Path, resume: bool, page: bool = True) -> None:
     """Refuse a folder that a run may not write to; nothing is touched.
 
     Args:
         folder: which need not exist.
         resume: whether the run in it is resumed.
+        page: whether the run writes a page.
 
     Raises:
         InputError: it is foreign, its name leaves no room for names in it, it holds a sweep, a run
-            that is not to be resumed, or something else in the place of a file of a run.
+            that is not to be resumed, a foreign page, or something else in the place of a file of a
+            run.
     """
     flag = "--resume" if resume else "--out"
     refuse_foreign(flag, folder)
@@ -63,6 +67,26 @@ def refuse_unusable(folder: Path, resume: bool) -> None:
             _check_kind(folder / name)
     except OSError as error:
         raise _unusable(flag, folder, error) from None
+    if page:
+        refuse_foreign_page(folder)
+
+
+def refuse_foreign_page(folder: Path) -> None:
+    """Refuse to overwrite a page that dfl did not write.
+
+    Raises:
+        InputError: the folder has such a page, or one that cannot be read.
+    """
+    path = folder / PAGE
+    try:
+        with open_regular(path) as file:
+            head = file.read(1000)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    if b'content="dfl.' not in head:
+        raise InputError(f"{path} was not written by dfl and is left as it is: move it away")
 
 
 def outputs(folder: Path) -> list[str]:

@@ -69,7 +69,7 @@ class RunFiles(Callback):
         """
         self.info = info
         resume = info.run.resume is not None
-        refuse_unusable(self.path, resume)
+        refuse_unusable(self.path, resume, info.run.report)
         made = claim(self.path, "--resume" if resume else "--out")
         try:
             with self._writing():
@@ -77,7 +77,8 @@ class RunFiles(Callback):
             given = {"data": self.progress.data, "given": dict(self.progress.given)}
             self.record = circumstances(info) | given
             with self.lock.unless_this_fails(), self._writing():
-                refuse_unusable(self.path, resume)  # another run may have been faster
+                # Another run may have been faster.
+                refuse_unusable(self.path, resume, info.run.report)
                 if resume:
                     self._go_on()
                 manifest.write(self.path, self.record)

@@ -20,7 +20,7 @@ from dfl.core import command_line
 from dfl.core.errors import InputError
 from dfl.core.files import Lock
 from dfl.reporting.console import make_console, print_line
-from dfl.reporting.page import NAME
+from dfl.store.run_directory import PAGE, refuse_foreign_page
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import grid, progress, slurm
 from dfl.sweep.live_page import LivePage
@@ -221,7 +221,7 @@ class Sweep:
 
     def look_at(self) -> None:
         """Print the last line. A page that an earlier call wrote is not named."""
-        written = (NAME, "figures") if self.report else ("figures",)
+        written = (PAGE, "figures") if self.report else ("figures",)
         print_line(self.always, command_line.look_at(self.folder, written))
 
     def run(self, options: Options, command: str) -> int:
@@ -231,6 +231,8 @@ class Sweep:
             options: of the command.
             command: the command line that resumes the sweep.
         """
+        if self.report:
+            refuse_foreign_page(self.folder)
         sweep_folder.write(self.folder, self.grid.cells, self.grid.text)
         before = self.states()
         left = [name for name, state in before.items() if not state.over]

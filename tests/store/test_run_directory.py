@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ import dfl
 from dfl.core import files
 from dfl.core.errors import InputError
 from dfl.core.files import Lock, atomically, is_locked, make_directory, no_follow, read_bytes
+from dfl.report import report
+from dfl.reporting.page import write
 from dfl.store import manifest
 from dfl.store.callbacks import RunInfo
 from dfl.store.run_directory import (
@@ -138,6 +141,34 @@ def test_a_run_refuses_the_folder_of_a_sweep(tmp_path: Path, name: str, resume: 
             list(dfl.simulate(dfl.Run(peers=2, rounds=0, out=folder)))
     assert sorted(tmp_path.rglob("*")) == before
     refuse_unusable(folder / "peers=4", resume=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.write_text("<html>on dfl.run</html>"),
+        lambda path: path.symlink_to("own.html"),
+        Path.touch,
+        Path.mkdir,
+        os.mkfifo,
+    ],
+)
+def test_a_page_of_the_user_is_never_replaced(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    claim(folder := tmp_path / "run")
+    (folder / "own.html").write_text("mine")
+    make(folder / "report.html")
+    before = {path: path.lstat().st_ino for path in folder.iterdir()}
+    message = re.escape(f"{folder}/report.html")
+    run = dfl.Run(peers=2, rounds=0, model="softmax", examples_per_peer=5, out=folder)
+    with pytest.raises(InputError, match=rf"{message} (was not written by|cannot be read)"):
+        list(dfl.simulate(run))
+    with pytest.raises(InputError, match=message):
+        write(folder, "a page")
+    assert {path: path.lstat().st_ino for path in folder.iterdir()} == before
+    list(dfl.simulate(replace(run, report=False)))
+    with pytest.raises(InputError, match=message):
+        report(folder)
+    assert (folder / "own.html").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,14 @@ def test_the_page_of_a_folder_is_written_again(
         report(Path("compared/none"))
 
 
+def test_a_page_of_the_user_is_not_overwritten(sweep: Path) -> None:
+    own = sweep / "report.html"
+    own.write_text("my notes on dfl.sweep")
+    with pytest.raises(InputError, match=f"{own} was not written by dfl"):
+        report(sweep)
+    assert own.read_text() == "my notes on dfl.sweep"
+
+
 def test_a_comparison_leads_to_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runs = compare.gather([run(Path("runs/a"), seed=1), run(Path("runs/b"), seed=2)])

@@ -130,6 +130,18 @@ def test_what_an_earlier_call_wrote_does_not_pass_for_new(here: Here) -> None:
     assert Path("sweeps/six/report.html").read_bytes() == page
 
 
+def test_a_page_of_the_user_is_refused_before_any_cell_runs(here: Here) -> None:
+    claim(folder := Path("sweeps/six"))
+    own = folder / "report.html"
+    own.write_text("mine")
+    assert here("six.toml") == (
+        2, [], f"dfl: {own} was not written by dfl and is left as it is: move it away\n"
+    )  # fmt: skip
+    assert {path.name for path in folder.iterdir()} == {".dfl", "report.html"}
+    assert here("six.toml", "--jobs=2", "--no-report", "--quiet")[0] == 0
+    assert own.read_text() == "mine"
+
+
 def test_a_quiet_sweep_prints_what_failed_and_the_last_line(here: Here) -> None:
     assert here("six.toml", "--quiet", "--jobs", "2")[:2] == (
         0,
