@@ -84,7 +84,7 @@ def over_seeds(group: pd.DataFrame, measure: str) -> pd.DataFrame:
 
 
 def draw(axes: Axes, rows: pd.DataFrame, x: str, style: dict[str, Any]) -> None:
-    """Draw a line, with its band if it has one.
+    """Draw a line, with its band if it has one; a single point as a dot, with an error bar.
 
     Args:
         axes: the axes to draw on.
@@ -94,16 +94,19 @@ def draw(axes: Axes, rows: pd.DataFrame, x: str, style: dict[str, Any]) -> None:
         style: keyword arguments of `Axes.plot`.
     """
     rows = rows[rows[x] > 0] if x == "payload_bytes" else rows
-    dots = {} if len(rows) > 1 else {"marker": "o"}
+    single = rows["mean"].notna().sum() == 1
+    dots = {"marker": "o", "markevery": None} if single else {}
     axes.plot(
         rows[x],
         rows["mean"],
         **({"linewidth": 1.6, "markersize": 4, "markevery": 0.15} | style | dots),
     )
     if "low" in rows and rows["low"].notna().any():
-        axes.fill_between(
-            rows[x], rows["low"], rows["high"], color=style["color"], alpha=0.12, lw=0
-        )
+        band, colour = (rows[x], rows["low"], rows["high"]), style["color"]
+        if single:
+            axes.vlines(*band, colour, style.get("linestyle", "-"), alpha=0.5)
+        else:
+            axes.fill_between(*band, color=colour, alpha=0.12, lw=0)
 
 
 def label_x(axes: Axes, x: str) -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
-from dfl.reporting.lines import COLOURS, DASHES, Styles, over_seeds, shades
+from dfl.reporting.lines import COLOURS, DASHES, Styles, draw, over_seeds, shades
 from dfl.sweep.plots import figures, map_axes, map_note, names, panels
 from tests.support.swept import swept
 
@@ -89,6 +89,33 @@ def test_means_end_where_the_first_seed_ends() -> None:
     rows, _ = swept({"seed": (0, 1)})
     early = rows[(rows["seed"] == "0") | (rows["round"] <= 20)]
     assert over_seeds(early, "accuracy_mean")["round"].max() == 20
+
+
+def pixels(figure: Figure, colour: str) -> np.ndarray:
+    """Return where a figure has a colour, (rows, columns)."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="raw", dpi=100)
+    high, wide = round(figure.bbox.height), round(figure.bbox.width)
+    image = np.frombuffer(buffer.getvalue(), np.uint8).reshape(high, wide, 4)[..., :3]
+    found: np.ndarray = np.all(image == [int(colour[k : k + 2], 16) for k in (1, 3, 5)], axis=2)
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_single_point_is_a_dot_with_an_error_bar(count: int) -> None:
+    figure = Figure(dpi=100)
+    axes = figure.subplots()
+    rows = pd.DataFrame({"mean": [np.nan, 0.5], "low": [np.nan, 0.4], "high": [np.nan, 0.7]})
+    rows["round"] = 5, 10
+    draw(axes, rows.tail(count), "round", {"color": COLOURS[0], "marker": ""})
+    found = pixels(figure, COLOURS[0])
+    assert found.sum() > 10
+    places = axes.transData.transform([(10, 0.5)])[0]
+    row, column = np.argwhere(found).mean(axis=0)
+    assert (column, len(found) - row) == pytest.approx(places, abs=1.5)
+    (bars,) = axes.collections
+    assert isinstance(bars, LineCollection)
+    np.testing.assert_allclose(bars.get_segments()[-1], [[10, 0.4], [10, 0.7]])
 
 
 def test_bytes_are_on_a_logarithmic_axis_from_the_first_message() -> None:
