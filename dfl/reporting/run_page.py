@@ -102,7 +102,9 @@ class Drawing:
         edges: (E, 2), receiver and sender of each edge; an edge both ways once.
         mutual: whether all edges are both ways.
         note: one line, where not all is drawn.
-        eigenvalues: of the mixing matrix, from the largest; empty where they are not computed.
+        eigenvalues: of the mixing matrix, from the largest; their moduli where it is not symmetric.
+            Empty where they are not computed, and where rounds have different matrices.
+        moduli: whether they are moduli.
     """
 
     places: NDArray[np.float64]
@@ -110,6 +112,7 @@ class Drawing:
     mutual: bool
     note: str
     eigenvalues: NDArray[np.float64]
+    moduli: bool = False
 
 
 def draw(start: Start) -> Drawing:
@@ -130,10 +133,14 @@ def draw(start: Start) -> Drawing:
     back = np.isin(senders * peers + receivers, receivers * peers + senders)
     kept = ~back | (receivers < senders)
     edges = np.stack([receivers, senders], 1)[kept]
-    values = _eigenvalues(weights)
+    symmetric = bool(abs(weights - weights.T).max() < 1e-12)
+    # The mean of the matrices of a sequence is one that no round averages by.
+    static = start.facts["graph"]["matrices"] == 1 and not start.facts["graph"]["endless"]
+    values = _eigenvalues(weights, symmetric) if static else np.zeros(0)
     if len(edges) > EDGES:
-        return Drawing(places, *none, f"{len(edges):,} edges, not drawn.", values)
-    return Drawing(places, edges, bool(back.all()), "", values)
+        note = f"{len(edges):,} edges, not drawn."
+        return Drawing(places, *none, note, values, not symmetric)
+    return Drawing(places, edges, bool(back.all()), "", values, not symmetric)
 
 
 def run_page(folder: Path, record: Record, drawing: Drawing | None = None) -> str:
@@ -322,9 +329,11 @@ def _graph(start: Start, drawing: Drawing) -> dict[str, object]:
         }
     if len(drawing.eigenvalues):
         index = list(range(1, len(drawing.eigenvalues) + 1))
+        title = "Moduli of the eigenvalues" if drawing.moduli else "Eigenvalues"
+        line = Line(0, "value", "modulus" if drawing.moduli else "eigenvalue")
         content["spectrum"] = {
             "table": {"index": index, "value": list(map(number, drawing.eigenvalues.tolist()))},
-            "chart": chart("Eigenvalues", [Line(0, "value", "eigenvalue")], x="index"),
+            "chart": chart(title, [line], x="index"),
         }
     counts = start.label_counts
     if counts.size and counts.size <= CELLS:
@@ -455,10 +464,9 @@ def _rows(peers: int) -> NDArray[np.float64]:
     return np.stack([2 * column / max(1, wide - 1) - 1, 1 - 2 * row / high], 1)
 
 
-def _eigenvalues(weights: csr_array) -> NDArray[np.float64]:
+def _eigenvalues(weights: csr_array, symmetric: bool) -> NDArray[np.float64]:
     """Return the eigenvalues of a mixing matrix, moduli where it is not symmetric, in order."""
     peers = weights.shape[0]
-    symmetric = bool(abs(weights - weights.T).max() < 1e-12)
     if peers > (SYMMETRIC if symmetric else OTHER):
         return np.zeros(0)
     dense = weights.toarray().astype(np.float32)  # six digits are drawn

@@ -21,7 +21,7 @@ from dfl.reporting.callbacks import report
 from dfl.reporting.callbacks.report import Report
 from dfl.run import read_command
 from dfl.store import manifest
-from dfl.store.history import History, read_evaluations
+from dfl.store.history import History, read_evaluations, read_start
 from tests.conftest import Command
 from tests.reporting.test_page import Seen, unpacked
 from tests.support.growth import growth
@@ -105,7 +105,35 @@ def test_the_graph_and_the_labels_are_those_of_the_run(attacked: Path) -> None:
     for own, labels in zip(counts, dfl.load(attacked).peers["labels"], strict=True):
         held = " ".join(f"{k}:{int(own[k])}" for k in np.flatnonzero(own))
         assert held == labels
-    assert data["spectrum"]["table"]["value"][0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("topology", "title"),
+    [
+        ("grid", "Eigenvalues"),
+        ("directed_random:k=2", "Moduli of the eigenvalues"),
+        ("one_peer_exponential", None),
+        ("random_out", None),
+    ],
+)
+def test_the_spectrum_is_that_of_the_matrix_by_which_every_round_averages(
+    tmp_path: Path, topology: str, title: str | None
+) -> None:
+    list(dfl.simulate(small(out=tmp_path, rounds=1, peers=6, topology=topology)))
+    data = data_of(tmp_path)
+    if title is None:
+        assert "spectrum" not in data
+        assert "Spectral gap" in text_of(tmp_path)
+        return
+    start = read_start(tmp_path)
+    assert start is not None
+    assert start.weights is not None
+    values = np.linalg.eigvals(start.weights.toarray())
+    wanted = np.sort(values.real if title == "Eigenvalues" else abs(values))[::-1]
+    spectrum = data["spectrum"]
+    assert spectrum["chart"]["title"] == title
+    np.testing.assert_allclose(spectrum["table"]["value"], wanted, atol=1e-5)
+    assert spectrum["table"]["index"] == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_command_repeats_the_run(attacked: Path, tmp_path: Path) -> None:
