@@ -62,10 +62,15 @@ class Cell:
         """Return a number of a column, with the half width of its interval where that is known."""
         if not math.isfinite(value):
             return cls("–")  # noqa: RUF001
-        if column.endswith("bytes"):
-            return cls(size(value), float(value))
-        either = f" ± {spread:.2g}" if math.isfinite(spread) else ""
-        return cls(f"{decimals(value)}{either}", float(value))
+        either = f" ± {_text(column, spread, '.2g')}" if math.isfinite(spread) else ""
+        return cls(f"{_text(column, value, '.4g')}{either}", float(value))
+
+
+def _text(column: str, value: float, form: str) -> str:
+    """Return a number of a column as text, in a form if it is neither bytes nor a round."""
+    if column.endswith("bytes"):
+        return size(value)
+    return f"{value:,.1f}".removesuffix(".0") if column == "round" else f"{value:{form}}"
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ Y_LABELS = {
     "consensus_distance": "consensus distance",
 }
 """Labels of the y axis, by column of metrics.csv."""
+CUT = "lines end where the first run of a group ends"
+"""A note on figures whose lines `cut` is true of."""
 
 
 def measure_of(rows: pd.DataFrame) -> str:
@@ -81,6 +83,17 @@ def over_seeds(group: pd.DataFrame, measure: str) -> pd.DataFrame:
     if measure.startswith("accuracy"):
         low, high = low.clip(0, 1), high.clip(0, 1)
     return mean.assign(low=low, high=high)[mean["n"] == group["cell"].nunique()]
+
+
+def cut(rows: pd.DataFrame, by: Sequence[str]) -> bool:
+    """Return whether the line of some group ends before some of its cells, which end at different
+    rounds, as with `--until`.
+
+    Args:
+        rows: rows of metrics.csv of some cells, with their names in the column `cell`.
+        by: the columns by which they are grouped.
+    """
+    return any(group.groupby("cell")["round"].max().nunique() > 1 for _, group in groups(rows, by))
 
 
 def draw(axes: Axes, rows: pd.DataFrame, x: str, style: dict[str, Any]) -> None:

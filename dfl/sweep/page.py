@@ -22,7 +22,7 @@ from dfl.reporting.collection import (
     collection_page,
     shaded,
 )
-from dfl.reporting.lines import groups, measure_of, over_seeds
+from dfl.reporting.lines import CUT, cut, groups, measure_of, over_seeds
 from dfl.reporting.page import Line, chart, columns, write
 from dfl.store.run_directory import GRID
 from dfl.sweep import grid as grids
@@ -92,7 +92,7 @@ def half_width(deviation: float, count: float) -> float:
 
 def _groups(grid: Grid, summary: pd.DataFrame, by: Sequence[str], folder: Path) -> Table:
     """Return the table of groups of cells that differ in their seed only."""
-    names = [name for name in (*tables.MEASURES, "train_loss") if name in summary]
+    names = [name for name in (*tables.MEASURES, "train_loss", "round") if name in summary]
     members: dict[tuple[str, ...], list[Link]] = {}
     for cell in grid.cells:
         key = tuple(unquoted(cell.values.get(name)) for name in by)
@@ -151,6 +151,8 @@ def _curves(
             held.append(columns(mean, ("round", "payload_bytes", "mean", "low", "high")))
         charts.append(chart(title, lines, log=measure == "consensus_distance"))
     notes = ["Lines are means over seeds, bands a standard deviation to either side."]
+    if cut(rows, by):
+        notes.append(f"{CUT.capitalize()}.")
     if len(parts) > LINES:
         notes.append(f"The first {LINES} of {len(parts)} groups are drawn.")
     return (held, charts), notes

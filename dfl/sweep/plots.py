@@ -15,8 +15,10 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from dfl.reporting.lines import (
+    CUT,
     Y_LABELS,
     Styles,
+    cut,
     draw,
     groups,
     label_x,
@@ -51,9 +53,10 @@ def figures(
     measure = measure_of(rows)
     name = measure.removesuffix("_mean")
     subtitle = plain(sweep) + _seeds(rows, by)
-    drawn = {f"{name}_by_round": _lines(rows, by, "round", measure, subtitle)}
+    on_lines = f"{subtitle}; {CUT}" if cut(rows, by) else subtitle
+    drawn = {f"{name}_by_round": _lines(rows, by, "round", measure, on_lines)}
     if rows["payload_bytes"].any():
-        drawn[f"{name}_by_bytes"] = _lines(rows, by, "payload_bytes", measure, subtitle)
+        drawn[f"{name}_by_bytes"] = _lines(rows, by, "payload_bytes", measure, on_lines)
     if axes := map_axes(summary, by):
         rest = [field for field in by if field not in axes]
         drawn["map_" + "_by_".join(axes)] = _maps(summary, axes, rest, measure, subtitle)

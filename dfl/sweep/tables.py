@@ -3,7 +3,8 @@
 DIR/sweep.csv      name, what varies, status, and the last row of the cell's metrics.csv, in the
                    order of the grid
 DIR/summary.csv    a row per group of cells that differ in their seed only: means and standard
-                   deviations over the finished ones
+                   deviations over the finished ones, of the rounds too where cells of a group end
+                   at different ones
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ TITLES = {
     "train_loss": "loss",
     "test_loss_mean": "test loss",
     "payload_bytes": "payload",
+    "round": "round",
 }
 """Headings of the measures on a terminal."""
 
@@ -78,13 +80,15 @@ def summary(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     Returns:
         A row per group in the order of the table: its values of `by`, how many cells have finished
         (`seeds`) and how many there are (`of`), and for every measure its mean and its standard
-        deviation, empty for less than two.
+        deviation, empty for less than two. The round is a measure where cells of a group end at
+        different ones, as with `--until`.
     """
     done = table["status"] == DONE
-    names = measures(table)
-    numbers = table[list(names)].astype(float).where(done)
     keys: Any = [table[name] for name in by] or [pd.Series(0, table.index)]
-    groups = numbers.groupby(keys, sort=False)
+    names = [*measures(table), *(name for name in table if name == "round")]
+    groups = table[names].astype(float).where(done).groupby(keys, sort=False)
+    if "round" in names and not (groups["round"].nunique() > 1).any():
+        names.remove("round")
     result = pd.DataFrame({"seeds": done.groupby(keys, sort=False).sum(), "of": groups.size()})
     for name in names:
         result[name] = groups[name].mean()
@@ -138,4 +142,6 @@ def _figure(name: str, value: float) -> str:
         return "-"
     if name.startswith("payload"):
         return size(value)
+    if name.startswith("round"):
+        return f"{value:.1f}"
     return f"{value:.4f}" if name.startswith("accuracy") else f"{value:.4g}"

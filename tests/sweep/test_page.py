@@ -17,6 +17,7 @@ from dfl.core.errors import InputError
 from dfl.report import report
 from dfl.reporting.collection import Link
 from dfl.reporting.console import make_console
+from dfl.reporting.text import size
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import grid, tables
 from dfl.sweep.page import half_width, sweep_page, write_again
@@ -82,6 +83,25 @@ def test_groups_have_means_and_intervals(sweep: Path) -> None:
     assert f"0.4 ± {width:.2g}" in text
     assert "7 of 8 cells done" in text
     assert "1 of 2" in text
+
+
+def test_bytes_and_rounds_have_intervals(sweep: Path) -> None:
+    page = page_of(sweep)
+    assert "Lines end where the first run of a group ends." in page
+    width = stats.t.ppf(0.975, 1) * pd.Series([1000, 2000]).std() / 2**0.5
+    text = Seen(page).text
+    assert f"1.50 kB ± {size(width)}" in text
+    assert "15 ± 63.5" in text
+    for seed in (0, 1):
+        run(folder := sweep / f"again{seed}", rows=3)
+        cell = sweep / f"topology=ring,bits=2,seed={seed}"
+        for name in ("run.json", "metrics.csv"):
+            (folder / name).replace(cell / name)
+    for name in ("topology=ring,bits=4", "topology=star,bits=2"):
+        (sweep / f"{name},seed=1/run.json").unlink()
+    page = page_of(sweep)
+    assert "Lines end" not in page
+    assert "2.00 kB ± 0 bytes" in Seen(page).text
 
 
 def test_a_missing_number_stands_where_numbers_do(sweep: Path) -> None:

@@ -91,6 +91,23 @@ def test_means_end_where_the_first_seed_ends() -> None:
     assert over_seeds(early, "accuracy_mean")["round"].max() == 20
 
 
+@pytest.mark.parametrize("graphs", [("ring",), GRAPHS])
+def test_lines_that_end_before_some_runs_are_noted(graphs: Sequence[str]) -> None:
+    rows, found = swept({"topology": graphs, "lr": (1, 2), "seed": (0, 1)})
+    note = "lines end where the first run of a group ends"
+
+    def subtitles(rows: pd.DataFrame) -> dict[str, str]:
+        made = figures(rows, found, ["topology", "lr"], "x")
+        return {name: made[name].axes[0].texts[-1].get_text() for name in made}
+
+    assert not any(note in text for text in subtitles(rows).values())
+    whole = rows[(rows["topology"] == "ring") | (rows["round"] <= 20)]  # groups end, not seeds
+    assert not any(note in text for text in subtitles(whole).values())
+    early = rows[(rows["seed"] == "0") | (rows["round"] <= 20)]
+    noted = [name for name, text in subtitles(early).items() if note in text]
+    assert noted == ["accuracy_by_round", "accuracy_by_bytes"]
+
+
 def pixels(figure: Figure, colour: str) -> np.ndarray:
     """Return where a figure has a colour, (rows, columns)."""
     buffer = io.BytesIO()

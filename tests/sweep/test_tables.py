@@ -136,6 +136,23 @@ def test_a_sweep_over_seeds_alone_has_one_group(tmp_path: Path) -> None:
     assert console_text(found, [])[0].split()[:3] == ["seeds", "accuracy", "std"]
 
 
+def test_rounds_are_averaged_where_cells_of_a_group_end_at_different_ones(tmp_path: Path) -> None:
+    grid = swept(tmp_path, LISTS)
+    last = tmp_path / "topology=ring,seed=2,bits=4"
+    (last / "metrics.csv").write_text(ROWS.format(seconds=1, accuracy=1, worst=1, payload=1))
+    with (last / "metrics.csv").open("a") as file:
+        file.write("10,2,0.9,0.8,20000\n")
+    end(last, 0)
+    found = summary(cells(grid, sight(grid, tmp_path)), group_fields(grid))
+    assert found["round"].tolist() == [4, 6, 4, 4]
+    assert found["round_deviation"].tolist() == [0, pytest.approx(12**0.5), 0, 0]
+    shown = console_text(found, group_fields(grid))
+    assert shown[0].split()[-2:] == ["round", "std"]
+    assert shown[2].split()[-2:] == ["6.0", "3.5"]
+    end(last, None)  # the others of its group end at one round
+    assert "round" not in summary(cells(grid, sight(grid, tmp_path)), group_fields(grid))
+
+
 def test_one_seed_has_no_deviation(tmp_path: Path) -> None:
     grid = swept(tmp_path, "bits = [4, 8]\n")
     found = summary(cells(grid, sight(grid, tmp_path)), group_fields(grid))
