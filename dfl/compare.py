@@ -165,8 +165,8 @@ def write_again(out: Path) -> Path:
     """Write the page of a comparison from its compare.csv, and return its path.
 
     Raises:
-        InputError: compare.csv is damaged, a folder in it holds no run any more, or `out` cannot be
-            written to.
+        InputError: compare.csv is damaged or names no runs, a folder in it holds no run any more,
+            or `out` cannot be written to.
     """
     try:
         with open_regular(out / "compare.csv") as file:
@@ -174,6 +174,8 @@ def write_again(out: Path) -> Path:
         named = [row[FIRST[0]] for row in csv.DictReader(StringIO(text, newline=""))]
     except (OSError, KeyError, csv.Error) as error:
         raise InputError(f"{out}/compare.csv cannot be read: {error}") from None
+    if not named:
+        raise InputError(f"{out}/compare.csv names no runs")
     _refuse_foreign(out)
     folders = [
         Path(name if os.path.isabs(name) else os.path.relpath(out.resolve() / name))

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 
 from dfl import compare
 from dfl.compare import figure, gather, page, screen, table
+from dfl.core.errors import InputError
 from dfl.reporting.collection import LINES
 from dfl.store import manifest
 
@@ -250,6 +251,13 @@ def test_the_page_is_written_again_from_any_folder(
         again = page(out)
         assert ">../runs/a<" in again
         assert again.replace(str(out), "both") == before
+
+
+@pytest.mark.parametrize("text", ["", "folder,status,round\n"])
+def test_a_comparison_without_runs_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "compare.csv").write_text(text)
+    with pytest.raises(InputError, match=rf"{tmp_path}/compare\.csv names no runs"):
+        compare.write_again(tmp_path)
 
 
 def test_a_comparison_in_a_linked_folder_names_the_runs(
