@@ -71,23 +71,43 @@ def test_numbers_of_a_page_are_those_of_json() -> None:
 
 
 class Seen(HTMLParser):
-    """Keeps scripts, text, and what a browser would load."""
+    """Keeps scripts, text, tables by section, and what a browser would load."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.scripts: list[dict[str, str | None]] = []
         self.sources: list[str] = []
         self.text = ""
+        self.section = ""
+        self.tables: dict[str, list[list[str]]] = {}
+        self.in_cell = False
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "script":
             self.scripts.append(dict(attrs))
+        elif tag == "section":
+            self.section = dict(attrs).get("id") or ""
+        elif tag == "tr":
+            self.rows(self.section).append([])
+        elif tag in ("td", "th"):
+            self.rows(self.section)[-1].append("")
+            self.in_cell = True
         named = [value for name, value in attrs if name in ("src", "href", "srcset", "action")]
         self.sources += [value or "" for value in named]
 
+    def handle_endtag(self, tag: str) -> None:
+        if tag in ("td", "th"):
+            self.in_cell = False
+
     def handle_data(self, data: str) -> None:
         self.text += data
+        if self.in_cell:
+            self.rows(self.section)[-1][-1] += data.strip()
+
+    def rows(self, section: str) -> list[list[str]]:
+        """Return the texts of the cells of the tables of a section."""
+        return self.tables.setdefault(section, [])
 
 
 def page_of(text: str) -> str:

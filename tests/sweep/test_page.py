@@ -18,6 +18,7 @@ from dfl.report import report
 from dfl.reporting.collection import Link
 from dfl.reporting.console import make_console
 from dfl.reporting.text import size
+from dfl.store import manifest
 from dfl.sweep import folder as sweep_folder
 from dfl.sweep import grid, tables
 from dfl.sweep.page import half_width, sweep_page, write_again
@@ -36,7 +37,12 @@ seed = [0, 1]
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    (tmp_path / "grid.toml").write_text(GRID)
+    return swept(tmp_path, GRID)
+
+
+def swept(tmp_path: Path, text: str) -> Path:
+    """Write the folder of a sweep by hand; the last cell has not run."""
+    (tmp_path / "grid.toml").write_text(text)
     folder = tmp_path / "swept"
     cells = grid.read(tmp_path / "grid.toml", 4)
     sweep_folder.write(folder, cells.cells, cells.text)
@@ -85,6 +91,27 @@ def test_groups_have_means_and_intervals(sweep: Path) -> None:
     assert "1 of 2" in text
 
 
+def test_a_map_has_the_mean_and_the_interval_of_the_finished_cells(tmp_path: Path) -> None:
+    """The last group has 2 of 3 cells done, with accuracies of 0.3 and 0.5."""
+    folder = swept(tmp_path, GRID.replace("[0, 1]", "[0, 1, 2]"))
+    seen = Seen(page_of(folder))
+    two = half_width(pd.Series([0.3, 0.5]).std(), 2)
+    assert two == pytest.approx(1.27, abs=0.01)
+    by_group = {tuple(row[:2]): row[2:4] for row in seen.rows("groups")[1:]}
+    assert by_group["star", "4"] == ["2 of 3", f"0.4 ± {two:.2g}"]
+    more, fewer = (
+        (f"{mean:.4g}", f"± {half_width(pd.Series(each).std(), 3):.2g}")
+        for mean, each in ((1.1 / 3, [0.3, 0.5, 0.3]), (1.3 / 3, [0.5, 0.3, 0.5]))
+    )
+    assert by_group["ring", "2"] == ["3 of 3", " ".join(more)]
+    head, *rows = seen.rows("map")
+    assert head[1:] == ["2", "4"]
+    assert rows == [
+        ["ring", "".join(more), "".join(fewer)],
+        ["star", "".join(more), f"0.4± {two:.2g}"],
+    ]
+
+
 def test_bytes_and_rounds_have_intervals(sweep: Path) -> None:
     page = page_of(sweep)
     assert "Lines end where the first run of a group ends." in page
@@ -123,6 +150,20 @@ def test_curves_are_the_means_of_groups(sweep: Path) -> None:
     first = data["tables"][accuracy["lines"][0]["table"]]
     assert first["round"] == [0, 10]  # those that both cells evaluated
     assert first["mean"] == pytest.approx([0.1, 0.3])
+
+
+def test_bands_are_a_standard_deviation_to_either_side(sweep: Path) -> None:
+    cell = sweep / "topology=ring,bits=2,seed=1"
+    rows = pd.read_csv(cell / "metrics.csv")
+    rows.assign(accuracy_mean=rows["accuracy_mean"] + 0.2).to_csv(cell / "metrics.csv", index=False)
+    manifest.write(cell, manifest.read(cell), ["metrics.csv"])
+    data = data_of(page_of(sweep))
+    line = data["charts"][0]["lines"][0]
+    table = data["tables"][line["table"]]
+    deviation = 0.02**0.5
+    assert table[line["y"]] == pytest.approx([0.2, 0.4])
+    assert table[line["low"]] == pytest.approx([0.2 - deviation, 0.4 - deviation], abs=1e-6)
+    assert table[line["high"]] == pytest.approx([0.2 + deviation, 0.4 + deviation], abs=1e-6)
 
 
 def test_a_line_looks_the_same_whatever_other_groups_have_finished(sweep: Path) -> None:
@@ -180,6 +221,11 @@ def test_a_comparison_leads_to_its_runs(tmp_path: Path, monkeypatch: pytest.Monk
     runs = compare.gather([run(Path("runs/a"), seed=1), run(Path("runs/b"), seed=2)])
     page = compare.page(runs, Path("compared"))
     assert {"./../runs/a/", "../runs/a/"} & set(Seen(page).sources)
+    head, first, _ = Seen(page).rows("runs")
+    assert dict(zip(head, first, strict=True)) == {
+        "folder": "../runs/a", "status": "done", "seed": "1", "round": "20", "accuracy_mean": "0.5",
+        "train_loss": "1.8", "consensus_distance": "0.5", "payload_bytes": "2.00 kB",
+    }  # fmt: skip
     data = data_of(page)
     assert [line["name"] for line in data["charts"][0]["lines"]] == ["seed=1", "seed=2"]
     assert data["tables"][0]["payload_bytes"] == [0, 1000, 2000]

@@ -84,6 +84,17 @@ def test_bands_stay_between_0_and_1_and_one_seed_has_none() -> None:
     assert not drawn({"topology": GRAPHS})["accuracy_by_round"].axes[0].collections
 
 
+@pytest.mark.parametrize(
+    ("lost", "many"),
+    [([], "2"), (["lr=1,seed=2", "lr=2,seed=2"], "2"), (["lr=1,seed=2"], "2 to 3")],
+)
+def test_the_subtitle_has_the_number_of_seeds(lost: Sequence[str], many: str) -> None:
+    rows, found = swept({"lr": (1, 2), "seed": (0, 1, 2) if lost else (0, 1)})
+    made = figures(rows[~rows["cell"].isin(lost)], found, ["lr"], "mine")
+    (text,) = made["accuracy_by_round"].axes[0].texts
+    assert text.get_text() == f"mine, mean and standard deviation over {many} seeds"
+
+
 def test_means_end_where_the_first_seed_ends() -> None:
     """A mean over fewer seeds than before is left out, since it would jump."""
     rows, _ = swept({"seed": (0, 1)})
