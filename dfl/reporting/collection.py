@@ -16,8 +16,8 @@ from dfl.reporting.page import X, decimals, render
 from dfl.reporting.text import size
 from dfl.store.run_directory import PAGE
 
-LINES = 60
-"""The most lines of a chart."""
+LINES = 30
+"""The most lines of a chart: page.js has as many styles."""
 TITLES = {
     "accuracy_mean": "Accuracy",
     "test_loss_mean": "Test loss",

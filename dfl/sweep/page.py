@@ -132,12 +132,14 @@ def _curves(
 ) -> tuple[tuple[list[Mapping[str, object]], list[Mapping[str, object]]], list[str]]:
     """Return the tables and the charts of the groups, and notes on them.
 
-    The line of a group looks the same however many other groups have finished cells.
+    The line of a group looks the same however many other groups have finished cells, unless there
+    are more groups than styles.
     """
     if rows.empty:
         return ([], []), ["No cell has finished."]
     parts = groups(rows, by)
-    places = {values: k for k, (values, _) in enumerate(groups(summary, by))}
+    every = groups(summary, by)
+    places = {values: k for k, (values, _) in enumerate(every if len(every) <= LINES else parts)}
     held: list[Mapping[str, object]] = []
     charts: list[Mapping[str, object]] = []
     for measure, title in TITLES.items():

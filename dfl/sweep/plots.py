@@ -122,7 +122,7 @@ def _lines(rows: pd.DataFrame, by: Sequence[str], x: str, measure: str, subtitle
     panel_width, panel_height = (6.4, 4.2) if len(parts) == 1 else (3.8, 3.0)
     size = panel_width * wide + legend_width, max(panel_height * high, legend_height)
     figure, grid = _grid(size, len(parts), share=True)
-    for (values, part), axes in zip(parts, grid.flat, strict=False):
+    for k, ((values, part), axes) in enumerate(zip(parts, grid.flat, strict=False)):
         for group_values, group in groups(part, line_fields):
             draw(axes, over_seeds(group, measure), x, styles.style(group_values))
         axes.set_title(_panel_title(panel_fields, values), fontsize=9, loc="left")
@@ -130,7 +130,11 @@ def _lines(rows: pd.DataFrame, by: Sequence[str], x: str, measure: str, subtitle
         label_x(axes, x)
         axes.set_ylabel(Y_LABELS[measure])
         if len(parts) > wide:
+            label = axes.get_xlabel()
             axes.label_outer()
+            if k + wide >= len(parts):  # no panel is below it
+                axes.tick_params(axis="x", which="both", labelbottom=True)
+                axes.set_xlabel(label)
     by_what = "round" if x == "round" else "bytes sent"
     _set_title(figure, grid, f"{title_of(measure)} by {by_what}", subtitle)
     styles.legend(figure)

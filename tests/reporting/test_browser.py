@@ -241,6 +241,21 @@ def test_numbers_are_shown_at_any_size(browser: Any, tmp_path: Path) -> None:
     assert area.count(" ") == 6  # above and below each of the three points
 
 
+@pytest.mark.parametrize("x", ["round", "index"])
+def test_rounds_have_no_fractions(browser: Any, tmp_path: Path, x: str) -> None:
+    every = range(1, 12)
+    tables = [{x: [0, last], "y": [0.5, 0.5]} for last in every]
+    charts = [chart(f"{k}", [Line(k, "y", "y")], x=x) for k in range(len(every))]
+    shown(browser, charted(tmp_path, tables, charts))
+    for last, svg in zip(every, elements(browser, "#charts figure > svg"), strict=True):
+        texts = svg.find_elements("css selector", "text:not([text-anchor=end])")
+        *numbers, label = [each.get_attribute("textContent") for each in texts]
+        assert label == x
+        assert numbers[0] == "0"
+        assert all(number.isdecimal() for number in numbers)
+        assert len(numbers) <= last + 1
+
+
 def test_lines_keep_their_looks_where_others_join(browser: Any, tmp_path: Path) -> None:
     """A hidden one stays hidden."""
 

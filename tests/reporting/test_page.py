@@ -7,6 +7,7 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from dfl.reporting.collection import LINES
 from dfl.reporting.page import MISSING, floats, number, packed, render, spread, write
 
 HOSTILE = (
@@ -134,6 +136,19 @@ def test_names_are_text(tmp_path: Path, text: str) -> None:
     assert "<" not in held[1]
     written = text.encode(errors="backslashreplace").decode()
     assert seen.text.count(written) > 20
+
+
+def test_as_many_lines_look_different_as_a_chart_may_have() -> None:
+    script, sheet = (
+        files("dfl.reporting").joinpath("templates", name).read_text()
+        for name in ("page.js", "page.css")
+    )
+    (colours,) = re.findall(r"COLOURS = (\d+);", script)
+    (dashes,) = re.findall(r"DASHES = (\[.*\]);", script)
+    assert len(set(re.findall(r"--s\d+", sheet))) == int(colours)
+    count = len(set(json.loads(dashes)))
+    looks = {(k % int(colours), k % count) for k in range(LINES)}
+    assert len(looks) == LINES
 
 
 def test_nothing_is_loaded() -> None:

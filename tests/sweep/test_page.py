@@ -179,6 +179,21 @@ def test_a_line_looks_the_same_whatever_other_groups_have_finished(sweep: Path) 
     assert styles() == whole
 
 
+def test_lines_look_different_where_there_are_more_groups_than_styles(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dfl.sweep.page.LINES", 2)
+    for seed in (0, 1):
+        (sweep / f"topology=ring,bits=4,seed={seed}/run.json").unlink()
+    page = page_of(sweep)
+    lines = data_of(page)["charts"][0]["lines"]
+    assert {line["name"]: line["style"] for line in lines} == {
+        "topology=ring, bits=2": 0,
+        "topology=star, bits=2": 1,
+    }
+    assert "The first 2 of 3 groups are drawn." in page
+
+
 def test_an_interval_is_that_of_student() -> None:
     for n in (2, 3, 10):
         low, high = stats.t.interval(0.95, n - 1, loc=0, scale=0.7 / n**0.5)

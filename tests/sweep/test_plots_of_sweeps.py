@@ -229,6 +229,20 @@ def test_crowded_lines_are_split_over_panels() -> None:
     assert panels(swept({"lr": range(40)})[0], ["lr"]) == ([], ["lr"])
 
 
+@pytest.mark.parametrize("count", [4, 5, 6])
+@pytest.mark.parametrize("x", ["round", "bytes"])
+def test_the_lowest_panel_of_a_column_has_the_numbers_of_the_x_axis(x: str, count: int) -> None:
+    lists = {"topology": "abcdef"[:count], "bits": (2, 4, 8, 16), "lr": (1, 2, 3)}
+    figure = figures(*swept(lists), list(lists), "x")[f"accuracy_by_{x}"]
+    figure.savefig(io.BytesIO(), format="png", dpi=40)
+    numbered = [
+        bool(axes.get_xlabel()) and any(tick.label1.get_visible() for tick in axes.xaxis.majorTicks)
+        for axes in used(figure)
+    ]
+    assert numbered == [k + 3 >= count for k in range(count)]
+    assert [bool(axes.get_ylabel()) for axes in used(figure)] == [k % 3 == 0 for k in range(count)]
+
+
 def test_a_map_shows_the_result_of_every_group() -> None:
     rows, found = swept(PLAIN)
     figure = figures(rows, found, ["topology", "bits"], "x")["map_topology_by_bits"]

@@ -10,6 +10,7 @@ const VIRIDIS = [
   [68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141],
   [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37],
 ];
+const COUNTED = new Set(["round", "index"]); // x axes without fractions
 const NAMED = 32; // the most peers that are labelled by their number
 const PAGE = 50; // rows of a table at a time
 const IDENTIFIERS = new Set(["peer", "rank", "most_frequent_label"]); // columns that name, not count
@@ -117,10 +118,10 @@ function hideTip() {
 
 // ---- charts
 
-function ticks(low, high, about) {
+function ticks(low, high, about, least = 0) {
   const raw = (high - low) / about;
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].find((m) => m * power >= raw * 0.7) * power;
+  const step = Math.max(least, [1, 2, 5, 10].find((m) => m * power >= raw * 0.7) * power);
   const found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) {
     found.push(Number((k * step).toPrecision(12)) + 0);
@@ -265,7 +266,7 @@ function chart(parent, spec, tables) {
       svg.append(make("line", { class: "grid", x1: box.left, x2: box.right, y1: toY(v), y2: toY(v) }));
       svg.append(make("text", { x: box.left - 6, y: toY(v) + 4, "text-anchor": "end" }, upTexts[k]));
     }
-    const along = ticks(x0, x1, (box.right - box.left) / 90);
+    const along = ticks(x0, x1, (box.right - box.left) / 90, COUNTED.has(xName) ? 1 : 0);
     const alongTexts = xName.includes("bytes") ? along.map((v) => prefixed(v) + "B") : tickTexts(along, 1e9);
     for (const [k, v] of along.entries()) {
       svg.append(make("line", { class: "grid", x1: toX(v), x2: toX(v), y1: box.bottom, y2: box.bottom + 5 }));
