@@ -176,7 +176,7 @@ def write_again(out: Path) -> Path:
         raise InputError(f"{out}/compare.csv cannot be read: {error}") from None
     if not named:
         raise InputError(f"{out}/compare.csv names no runs")
-    _refuse_foreign(out)
+    _refuse_foreign(out, advice="move it away")
     folders = [
         Path(name if os.path.isabs(name) else os.path.relpath(out.resolve() / name))
         for name in named
@@ -350,12 +350,13 @@ def _wrapped(label: str) -> str:
     return textwrap.fill(label, LEGEND_WIDTH, break_long_words=True, break_on_hyphens=False)
 
 
-def _refuse_foreign(out: Path, report: bool = True) -> None:
+def _refuse_foreign(out: Path, report: bool = True, advice: str = "give another --out") -> None:
     """Refuse to overwrite files of another program, and the page of a run or a sweep.
 
     Args:
         out: the folder.
         report: whether the page of the comparison is written, too.
+        advice: the end of the message.
 
     Raises:
         InputError: the folder has such a file.
@@ -370,11 +371,11 @@ def _refuse_foreign(out: Path, report: bool = True) -> None:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise InputError(f"--out {out}: {name} cannot be read ({error.strerror})") from None
+            raise InputError(f"{out / name} cannot be read: {error.strerror}") from None
         if not re.search(mark.encode(), head):
             ours = b'content="dfl.' in head
             what = "is the page of a run or a sweep" if ours else "was not written by dfl"
-            raise InputError(f"{out / name} {what} and is left as it is: give another --out")
+            raise InputError(f"{out / name} {what} and is left as it is: {advice}")
 
 
 if __name__ == "__main__":

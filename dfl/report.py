@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dfl.core import command_line
-from dfl.core.errors import InputError
-from dfl.store.manifest import NAME, read_now
+from dfl.core.errors import InputError, printable
+from dfl.store.manifest import NAME, read_now, runs_in
 from dfl.store.run_directory import GRID
 
 _ABOUT = "Write report.html of runs, sweeps and comparisons from what their folders hold."
@@ -41,7 +41,7 @@ def _run_command_line(tokens: Sequence[str]) -> None:
         if not folders:
             raise InputError("DIR is missing: give the folders of some runs or sweeps")
         for folder in dict.fromkeys(folders):
-            print(f"written: {report(folder)}")
+            print(f"written: {printable(str(report(folder)))}")
 
     command_line.call(app, tokens)
 
@@ -64,8 +64,7 @@ def report(folder: Path) -> Path:
         from dfl import compare
 
         return compare.write_again(folder)
-    more = f", but {folder}/* hold runs: give those" if any(folder.glob(f"*/{NAME}")) else ""
-    raise InputError(f"{folder} holds no run, no sweep and no comparison{more}")
+    raise InputError(f"{folder} holds no run, no sweep and no comparison{runs_in(folder)}")
 
 
 if __name__ == "__main__":

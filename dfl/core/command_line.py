@@ -329,4 +329,9 @@ def _complaint(error: CycloptsError) -> str:
             return f"{keyword} is given twice, the second time with {value!r}: give it once"
         case UnusedCliTokensError(unused_tokens=tokens) if tokens:
             return f"{tokens[0]!r} belongs to no flag: write --FLAG VALUE, --help lists the flags"
-    return str(error.__cause__ if isinstance(error.__cause__, InputError) else error)
+    cause = error.__cause__
+    if not isinstance(cause, InputError):
+        return str(error)
+    # What is given by its place has no keyword: the message lacks the name, which is known here.
+    name = error.argument.name if error.argument and str(cause).startswith(" ") else ""
+    return f"{name}{cause}"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ def write(folder: Path, record: Mapping[str, object], names: Sequence[str] = ())
         part.write_text(json.dumps({**page, "checksum": checksum(page)}, indent=2) + "\n")
 
 
+def runs_in(folder: Path) -> str:
+    """Return the end of a message on a folder that is no run; empty where it holds no runs."""
+    with suppress(OSError):
+        if any(folder.glob(f"*/{NAME}")):
+            return f", but {folder}/* hold runs: give those"
+    return ""
+
+
 def read(folder: Path) -> dict[str, Any]:
     """Return the content of run.json.
 
@@ -58,7 +67,7 @@ def read(folder: Path) -> dict[str, Any]:
         whole = isinstance(page, dict) and page.get("checksum") == checksum(page)
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        line = f"{folder} is no run directory: its {NAME} cannot be read ({why})"
+        line = f"{folder} is no run directory: its {NAME} cannot be read ({why}){runs_in(folder)}"
         raise InputError(line) from None
     if not isinstance(page, dict) or not isinstance(page.get("run"), dict):
         raise InputError(f"{folder} is no run directory: its {NAME} has no settings of a run")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -12,7 +15,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+import dfl
 from dfl import compare
+from dfl import report as reports
 from dfl.core.errors import InputError
 from dfl.report import report
 from dfl.reporting.collection import Link
@@ -229,6 +234,41 @@ def test_a_page_of_the_user_is_not_overwritten(sweep: Path) -> None:
     with pytest.raises(InputError, match=f"{own} was not written by dfl"):
         report(sweep)
     assert own.read_text() == "my notes on dfl.sweep"
+
+
+def test_messages_of_reports_name_what_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def called(main: Callable[[], int], *tokens: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["report.py", *tokens])
+        return main(), *capsys.readouterr()
+
+    settings: dict[str, Any] = dfl.Run(peers=4).to_dict()
+    odd = run(Path("two\nlines"), **settings)
+    assert called(reports.main, str(odd)) == (0, "written: two\\nlines/report.html\n", "")
+    assert called(reports.main, "") == (2, "", "dfl: FOLDERS must be a path, not ''\n")
+    long = "x" * 300
+    assert called(reports.main, long) == (
+        2, "", f"dfl: {long} holds no run, no sweep and no comparison\n"
+    )  # fmt: skip
+    run(Path("runs/a"), **settings)
+    no_run = "runs is no run directory: its run.json cannot be read (No such file or directory)"
+    assert called(compare.main, "runs") == (
+        2, "", f"dfl: {no_run}, but runs/* hold runs: give those\n"
+    )  # fmt: skip
+
+    def full(path: Path) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("dfl.reporting.page.atomically", full)
+    message = "dfl: runs/a cannot be written to: Read-only file system\n"
+    assert called(reports.main, "runs/a") == (2, "", message)
+    assert called(compare.main, "runs/a", "--out=c", "--no-report")[0] == 0
+    Path("c/report.html").write_text("mine")
+    message = "dfl: c/report.html was not written by dfl and is left as it is: move it away\n"
+    assert called(reports.main, "c") == (2, "", message)
 
 
 def test_a_comparison_leads_to_its_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

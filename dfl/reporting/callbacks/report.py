@@ -84,5 +84,5 @@ class Report(Callback):
             self.drawing = run_page.draw(start)
         record = {**manifest.read(self.folder), **entries}
         text = run_page.run_page(self.folder, record, self.drawing)
-        with writing(f"--out {self.folder}"):
+        with writing(str(self.folder)):
             return page.write(self.folder, text)
