@@ -310,7 +310,7 @@ def _try_model(
     if task.solver.precision != "float32":  # whose rounding would hide what is looked for
         full = replace(task, solver=replace(task.solver, precision="float32"))
         return _try_model(full, row, inputs, places, models)
-    gradients = torch.cat([each.to_dense().flatten(1) for each in found], dim=1)
+    gradients = torch.cat([each.to_dense().reshape(len(each), -1) for each in found], dim=1)
     return evaluated, gradients
 
 

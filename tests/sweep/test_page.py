@@ -125,7 +125,7 @@ def test_bytes_and_rounds_have_intervals(sweep: Path) -> None:
     assert f"1.50 kB ± {size(width)}" in text
     assert "15 ± 63.5" in text
     for seed in (0, 1):
-        run(folder := sweep / f"again{seed}", rows=3)
+        run(folder := sweep / f"again{seed}", rows=3, rounds=20)
         cell = sweep / f"topology=ring,bits=2,seed={seed}"
         for name in ("run.json", "metrics.csv"):
             (folder / name).replace(cell / name)
