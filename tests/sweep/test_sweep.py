@@ -383,10 +383,14 @@ def test_what_has_run_is_looked_at_without_the_model_file(here: Here) -> None:
     assert (code, "cell seed=0: --model net.py" in error) == (2, True)
 
 
-def test_a_job_array_that_cannot_be_submitted_leaves_no_sweep(here: Here) -> None:
+def test_a_job_array_that_cannot_be_submitted_leaves_no_sweep(
+    here: Here, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """It would bar the command that gives other ranks."""
+    programs = tmp_path_factory.mktemp("bin")
+    (programs / "bash").symlink_to(str(shutil.which("bash")))
     here.grid.write_text('rounds = 3\nmodel = "softmax"\n[sweep]\nseed = [0, 1]\n')
-    here.monkeypatch.setenv("PATH", "/bin")
+    here.monkeypatch.setenv("PATH", str(programs))
     for more, message in (
         ([], "--slurm: there is no sbatch on the PATH"),
         (["--no-submit", "--setup", "fi"], "--setup must be whole commands of bash"),
