@@ -48,10 +48,10 @@ class Estimate(NamedTuple):
     Attributes:
         beta: (..., k, p); k is 1 where all sites have the same, else the sites of this rank.
         covariance: (..., k, p, p).
-        step: (..., k), a step of Newton's method over the network from the estimate, the largest of
-            all coefficients, in standard errors; None where there is no such method.
-        effective: (..., p), of each site of this rank, the fewest examples of another site for
-            which its own stand, infinite where it does not lead; None without tilting.
+        step: (..., k), the last step of Newton's method over the network, or a further one, the
+            largest of all coefficients, in standard errors; None where there is no such method.
+        effective: (..., p), of each site of this rank, the least share of its examples that its
+            weights for another site amount to, 1 where it does not lead; None without tilting.
     """
 
     beta: Tensor
@@ -140,7 +140,7 @@ class Pooled(Estimator):
             beta = net.mean(theta[..., : sites.width], "starting points")
         step, done = torch.zeros_like(beta), torch.zeros(beta.shape[:-1], dtype=torch.bool)
         gain = beta.new_full(done.shape, math.inf)
-        for _ in range(STEPS):
+        for _ in range(2 * STEPS):  # half of them may halve a step
             near = profiled(sites, beta, theta)
             score, bread, middle = self._sums(sites, net, near)
             slope = net.count * (score * step).sum(-1)
@@ -414,16 +414,15 @@ class TiltedScore(Led):
 
         def effective(site: Site, start: Tensor, own: Tensor, table: Tensor) -> Tensor:
             gamma = table.unflatten(-1, (net.count, own.shape[-1]))
-            w = ratios(
-                sites.model, site.alone(), beside(start, gamma), beside(start, own[..., None, :])
-            )
-            return (w.sum(-1).square() / w.square().sum(-1)).amin(-1, keepdim=True)
+            here = beside(start, own[..., None, :])
+            logs = log_ratios(sites.model, site.alone(), beside(start, gamma), here)
+            w = (logs - logs.amax(-1, keepdim=True)).exp()
+            share = w.sum(-1).square() / w.square().sum(-1) / site.n
+            return share.amin(-1, keepdim=True)
 
         found = self._synthesis(sites, net, work, start, score / mean, theta[..., p:], table, n)
         bread = unpack(found[1]) * mean[..., None]
-        few = self._of_leads(
-            sites, net, effective, start, theta[..., p:], table, otherwise=math.inf
-        )
+        few = self._of_leads(sites, net, effective, start, theta[..., p:], table, otherwise=1.0)
         return Estimate(found[0], self._covariance(bread, middle, net.count), None, few[..., 0])
 
 
@@ -602,7 +601,12 @@ def beside(beta: Tensor, gamma: Tensor) -> Tensor:
 
 def ratios(model: Model, site: Site, theta: Tensor, own: Tensor) -> Tensor:
     """Return the density ratios w_ij = f(x_i; θ_j) / f(x_i; own θ), (..., K, n)."""
-    return (model.log_density(site, theta) - model.log_density(site, own)).exp()
+    return log_ratios(model, site, theta, own).exp()
+
+
+def log_ratios(model: Model, site: Site, theta: Tensor, own: Tensor) -> Tensor:
+    """Return the logarithms of `ratios`."""
+    return model.log_density(site, theta) - model.log_density(site, own)
 
 
 def packed_root(equation: Equation, point: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -19,8 +18,8 @@ from dfl.core.parse import nearest, shown
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-FEW = 20.0
-"""The effective examples of a lead below which the result has a note."""
+FEW = 0.2
+"""The effective share of a lead's examples below which the result has a note."""
 WIDTH = 78
 """Characters of a line of the summary."""
 
@@ -61,10 +60,12 @@ class Result:
         model, estimator: their specs.
         outcome: the column.
         gap: the largest relative difference between sites after a mean over a graph.
-        step: a step of Newton's method from the estimate of `pooled` or `gradient_tracking`, in
-            standard errors: not near 0 where few bits or few rounds keep it from converging.
-        effective: where a lead's examples are tilted, the fewest of another site for which they
-            stand, (sum_i w_i)² / sum_i w_i²; else infinite. It crosses in no message.
+        step: the last step of Newton's method of `pooled`, or a further one of
+            `gradient_tracking`, in standard errors: not near 0 where few bits or few rounds keep
+            them from converging.
+        effective: where a lead's n examples are tilted, the least share of them that their weights
+            for another site amount to, (sum_i w_i)² / (n sum_i w_i²); else 1. It crosses in no
+            message.
         lost: messages that were lost.
         rounded: whether messages to a centre were rounded by a compressor.
         seconds: simulated time, NaN without link model.
@@ -80,7 +81,7 @@ class Result:
     outcome: str
     gap: float = 0.0
     step: float = 0.0
-    effective: float = math.inf
+    effective: float = 1.0
     lost: int = 0
     rounded: bool = False
     seconds: float = float("nan")
@@ -189,14 +190,14 @@ class Result:
             )
         if self.step > 1e-6:
             notes.append(
-                "The estimate has not converged: a step of Newton's method from it is "
+                "The estimate has not converged: a step of Newton's method is "
                 f"{self.step:.1e} standard errors. More bits, or more rounds, let it converge."
             )
         if self.effective < FEW:
             notes.append(
-                f"The examples of a lead stand for {self.effective:.3g} of another site, which is "
-                "far from it: the estimate may be far from that of all examples, and its standard "
-                "errors wrong. Compare meta or pooled."
+                "The weights of a lead's examples for another site amount to "
+                f"{self.effective:.1%} of them: the estimate may be far from that of all examples, "
+                "and its standard errors wrong. Compare meta or pooled."
             )
         if self.rounded:
             notes.append("Standard errors do not contain the rounding of messages.")

@@ -32,12 +32,13 @@ def separated(model: Model, arrays: Mapping[str, NDArray[Any]], names: Sequence[
     found = _rows(model, arrays)
     if found is None:
         return None
-    p, d = int(arrays["x"].shape[1]), found[0].shape[1]
-
     rows, fixed = found
+    p, d = int(arrays["x"].shape[1]), rows.shape[1]
+    spread = np.ptp(_scaled(arrays), axis=0)
 
     def weights(columns: Sequence[int]) -> Floats | None:
-        return _weights(rows[:, list(columns)], fixed[:, list(columns)])
+        each = list(columns)
+        return _weights(rows[:, each], fixed[:, each], spread[each])
 
     own = range(p, d)
     if (alone := weights(own)) is not None:
@@ -57,23 +58,37 @@ def _rows(model: Model, arrays: Mapping[str, NDArray[Any]]) -> tuple[Floats, Flo
     with a minus, as those of other outcomes are 0; for times the differences between an event and
     those at risk at its time, of the same `stratum` where there are several.
     """
-    design = np.concatenate([arrays["x"], arrays["z"]], 1)
-    size = np.abs(design).max(0)
-    design, y = design / np.where(size > 0, size, 1), arrays["y"]
+    design, y = _scaled(arrays), arrays["y"]
     if isinstance(model, Logistic):
         return (2 * y - 1)[:, None] * design, design[:0]
     if isinstance(model, Poisson):
         return -design[y == 0], design[y > 0]
     if isinstance(model, Cox):
-        events, stratum = np.flatnonzero(arrays["event"]), arrays.get("stratum", np.zeros(len(y)))
-        pairs = [design[i] - design[(y >= y[i]) & (stratum == stratum[i])] for i in events]
-        if sum(map(len, pairs)) <= MOST_PAIRS:
-            return np.concatenate(pairs), design[:0]
+        stratum = arrays.get("stratum", np.zeros(len(y)))
+        rows: list[Floats] = []
+        for i in np.flatnonzero(arrays["event"]):
+            rows.extend(design[i] - design[(y >= y[i]) & (stratum == stratum[i])])
+            if len(rows) > MOST_PAIRS:
+                return None
+        return np.array(rows).reshape(len(rows), design.shape[1]), design[:0]
     return None
 
 
-def _weights(rows: Floats, fixed: Floats) -> Floats | None:
-    """Return the size of each column's part in a direction that separates; None without one."""
+def _scaled(arrays: Mapping[str, NDArray[Any]]) -> Floats:
+    """Return the columns of (x, z), each in units of its largest value."""
+    design = np.concatenate([arrays["x"], arrays["z"]], 1)
+    size = np.abs(design).max(0)
+    scaled: Floats = design / np.where(size > 0, size, 1)
+    return scaled
+
+
+def _weights(rows: Floats, fixed: Floats, spread: Floats) -> Floats | None:
+    """Return the size of each column's part in a direction that separates; None without one.
+
+    Args:
+        rows, fixed: as of `_rows`.
+        spread: of each column, which is 0 for an intercept.
+    """
     from scipy.optimize import linprog
 
     if not rows.size:
@@ -82,6 +97,5 @@ def _weights(rows: Floats, fixed: Floats) -> Floats | None:
     found = linprog(-rows.sum(0), -rows, np.zeros(len(rows)), *equal, bounds=(-1, 1))
     if found.status != 0 or found.fun > -1e-9:
         return None
-    every = np.concatenate([np.abs(rows), np.abs(fixed)])
-    sizes: Floats = np.abs(found.x) * np.ptp(every, axis=0)
+    sizes: Floats = np.abs(found.x) * spread
     return sizes

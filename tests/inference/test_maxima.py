@@ -87,6 +87,25 @@ def test_the_column_that_separates_is_named_whichever_part_it_has() -> None:
             fit(counts, **ARGUMENTS, model="poisson", estimator=estimator)
 
 
+def test_columns_that_separate_together_are_named_by_their_parts() -> None:
+    """Of factors coded -1 and 1, the first takes no part."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.choice([-1.0, 1.0], (160, 3)), columns=["a", "b", "c"])
+    table["y"] = (table["b"] + table["c"] > 0) * 1.0
+    table["hospital"] = np.arange(160) % 2
+    with pytest.raises(InputError, match=r"site 0: [bc] separates the outcomes"):
+        fit(table, outcome="y", covariates=["a", "b", "c"], site="hospital", estimator="meta")
+
+
+def test_times_without_an_event_are_refused_in_one_line() -> None:
+    table = frame().assign(event=0, t=1.0 + np.arange(len(frame())))
+    with pytest.raises(InputError):
+        fit(
+            table, outcome="t", event="event", covariates=["age", "dose"], site="hospital",
+            model="cox", estimator="pooled",
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize("estimator", ["meta", "pooled"])
 def test_a_column_that_orders_the_times_of_each_site_is_named(estimator: str) -> None:
     """Times of different sites are in no order."""
@@ -276,6 +295,21 @@ def test_examples_that_stand_for_few_of_another_site_have_a_note() -> None:
     for rates, few in (([0.0, 0.1, 0.2], False), ([0.0, 2.0, 4.0], True)):
         eta = (table["age"] - table["dose"]) / 2 + np.array(rates)[table["hospital"]]
         found = fit(table.assign(y=rng.poisson(np.exp(eta))), **ARGUMENTS, model="poisson")
-        assert (found.effective < 5) == few
-        assert any("examples of a lead" in note for note in found.notes()) == few
-    assert fit(frame(), **ARGUMENTS, estimator="pooled").effective == np.inf
+        assert (found.effective < 0.05) == few
+        assert any("examples for another site" in note for note in found.notes()) == few
+    assert fit(frame(), **ARGUMENTS, estimator="pooled").effective == 1
+
+
+@pytest.mark.parametrize(
+    ("n", "apart", "few"), [(15, 0.0, False), (100, 35.0, True)], ids=["small", "far"]
+)
+def test_the_note_does_not_depend_on_the_size_of_a_site(n: int, apart: float, few: bool) -> None:
+    """All weights of a site that is far away round to 0."""
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(rng.normal(size=(2 * n, 2)), columns=["age", "dose"])
+    table["hospital"] = np.arange(2 * n) % 2
+    noise = rng.normal(size=2 * n)
+    table["y"] = (table["age"] - table["dose"]) / 2 + apart * table["hospital"] + noise
+    found = fit(table, **ARGUMENTS, model="linear")
+    assert 0 < found.effective <= 1
+    assert any("examples for another site" in note for note in found.notes()) == few
