@@ -6,6 +6,7 @@ This module imports torch at once. Modules that check a command line import it i
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from itertools import pairwise
@@ -257,8 +258,9 @@ def _width(f: nn.Sequential, shape: tuple[int, ...]) -> int:
     the meta device, it is computed without values.
     """
     first = next(f.parameters())
+    tried = copy.deepcopy(f)  # whose running statistics change
     with first.device, torch.no_grad():
-        h: Tensor = f(torch.zeros(2, *shape, dtype=first.dtype))  # BatchNorm takes no fewer
+        h: Tensor = tried(torch.zeros(2, *shape, dtype=first.dtype))  # BatchNorm takes no fewer
     return math.prod(h.shape[1:])
 
 

@@ -92,7 +92,7 @@ def callers_layers(modules: Iterable[Module]) -> list[Module]:
     return [
         layer
         for layer in layers
-        if layer.training and not layer.forward.__module__.startswith(known)
+        if layer.training and not (layer.forward.__module__ or "").startswith(known)
     ]
 
 

@@ -284,7 +284,7 @@ def _tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
         return task
     try:
         with in_evaluation(modules):
-            return try_models.tried(run, task, common, own_module)
+            return try_models.tried(run, task, common, own_module, training=False)
     except InputError as error:
         raise InputError(f"in evaluation mode (eval()), {error}") from error
 

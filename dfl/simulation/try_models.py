@@ -36,7 +36,7 @@ ROUNDING = 1e-3
 """The most that rounding in float32 changes outputs, relative to the largest."""
 
 
-def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
+def tried(run: Run, task: Task, common: Arrays, own_module: bool, training: bool = True) -> Task:
     """Differentiate every kind of model on two test examples, and refuse what cannot be trained.
 
     Models and losses with an operation that several of them would compute otherwise are computed
@@ -47,6 +47,8 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
         task: the learning problem.
         common: what all ranks have.
         own_module: whether the modules are the caller's own; models of the zoo need no trial.
+        training: whether the modules are in training; else the models are evaluated only, and the
+            loss is not tried.
 
     Returns:
         The task. Under `engine="auto"` its peers train one after the other where torch.func.vmap
@@ -68,15 +70,17 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool) -> Task:
     with generators.kept():
         for module, layout in task.every_kind if own_module else ():
             part = replace(task, module=module, parameter_layout=layout, kinds=())
-            outputs, by_model, batched = _try_kind(run, part, inputs, tests, places)
+            outputs, by_model, batched = _try_kind(run, part, inputs, tests, places, training)
             found.append(outputs)
             solver = replace(task.solver, batched=batched)
             task = replace(task, by_model=by_model, solver=solver)
+        _check_shapes([tuple(each.shape) for each in found])
+        if not training:
+            return task
         outputs = found[0] if found else _outputs(task, (len(two), *places, task.classes))
         if places:
             labels = labels.flatten().clamp_min(0)
         apart = _try_loss(task.loss, outputs.flatten(0, len(places)), labels)
-    _check_shapes([tuple(each.shape) for each in found])
     return replace(task, loss_by_model=are_apart(apart, task.device))
 
 
@@ -150,7 +154,7 @@ def _check_first_axis(n: int, name: str, x: Tensor) -> None:
 
 
 def _try_kind(
-    run: Run, task: Task, inputs: Parts, tests: Parts, places: tuple[int, ...]
+    run: Run, task: Task, inputs: Parts, tests: Parts, places: tuple[int, ...], training: bool
 ) -> tuple[Tensor, bool, bool]:
     """Try models of one kind: a single one, and then two together where peers train together.
 
@@ -160,6 +164,7 @@ def _try_kind(
         inputs: of the two examples on which it is tried.
         tests: the inputs of all test examples, as files have them.
         places: the shape of an example's labels; () where it has one.
+        training: as in `tried`.
 
     Returns:
         The model's outputs; whether models are computed one after the other; and whether peers
@@ -173,9 +178,9 @@ def _try_kind(
     exact = [layer for layer in task.module.modules() if getattr(layer, "together", False)]
     alone = replace(task, by_model=True)
     with recorded(exact) as apart:
-        outputs, gradients = _try_model(alone, row, inputs, labelled)
-    _check_examples_apart(alone, row, inputs, outputs, labelled)
-    _try_indices(alone, row, tests, places)
+        outputs, gradients = _try_model(alone, row, inputs, labelled, training)
+    _check_examples_apart(alone, row, inputs, outputs, labelled, training)
+    _try_indices(alone, row, tests, places, training)
     if required and BY_FREQUENCY in apart:
         raise InputError(
             "--engine batched fills batches up with repeated examples, which an embedding with "
@@ -187,7 +192,7 @@ def _try_kind(
         return outputs[0], by_model, batched
     try:
         with recorded(exact) as apart:
-            found = _try_model(task, row, inputs, labelled, models=2)
+            found = _try_model(task, row, inputs, labelled, training, models=2)
         if not (_agree(found[0], outputs) and _agree(found[1], gradients)):
             raise InputError(
                 f"--engine batched: several models {type(task.module).__name__} at once have other "
@@ -223,7 +228,9 @@ def _inputs(task: Task, raw: Parts) -> Parts:
     return task.inputs(normalize_floats(raw, task.scale, task.shift))
 
 
-def _try_indices(task: Task, row: Tensor, tests: Parts, places: tuple[int, ...]) -> None:
+def _try_indices(
+    task: Task, row: Tensor, tests: Parts, places: tuple[int, ...], training: bool
+) -> None:
     """Try a model with embeddings on examples with the least and the largest number at some place.
 
     A single model refuses an index beyond the rows of an embedding. Several are not tried, since
@@ -240,11 +247,16 @@ def _try_indices(task: Task, row: Tensor, tests: Parts, places: tuple[int, ...])
             found |= {*flat.argmin(0).tolist(), *flat.argmax(0).tolist()}
         some = sorted(found)[:MOST_TRIED]
         inputs = inputs_of(map_parts(lambda part, some=some: part[some], half))
-        _try_model(task, row, inputs, (len(some), *places))
+        _try_model(task, row, inputs, (len(some), *places), training)
 
 
 def _try_model(
-    task: Task, row: Tensor, inputs: Parts, places: tuple[int, ...], models: int = 1
+    task: Task,
+    row: Tensor,
+    inputs: Parts,
+    places: tuple[int, ...],
+    training: bool,
+    models: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Evaluate and differentiate some models with the same weights.
 
@@ -256,6 +268,7 @@ def _try_model(
         row: the weights.
         inputs: the examples.
         places: the shape of the labels, (n,) or (n, *places).
+        training: whether they are differentiated; else they have no gradients.
         models: the number of models.
 
     Returns:
@@ -297,20 +310,23 @@ def _try_model(
         raise InputError(
             f"the model {name} returns {form} for inputs of shape {shape}, not {wanted}"
         )
-    if not outputs.requires_grad:
+    if training and not outputs.requires_grad:
         raise InputError(
             f"the model {name} has outputs that do not depend on its trained parameters"
         )
     slopes = _outputs(task, form).expand(outputs.shape)
+    found: Sequence[Tensor] = ()
     try:
-        found = torch.autograd.grad(outputs, list(leaves.values()), slopes, materialize_grads=True)
+        if training:
+            found = torch.autograd.grad(outputs, [*leaves.values()], slopes, materialize_grads=True)
     except Exception as error:
         raise InputError(f"the model {name} cannot be differentiated: {one_line(error)}") from error
     _check_draws(states)
     if task.solver.precision != "float32":  # whose rounding would hide what is looked for
         full = replace(task, solver=replace(task.solver, precision="float32"))
-        return _try_model(full, row, inputs, places, models)
-    gradients = torch.cat([each.to_dense().reshape(len(each), -1) for each in found], dim=1)
+        return _try_model(full, row, inputs, places, training, models)
+    every = [each.to_dense().reshape(models, -1) for each in found]
+    gradients = torch.cat([row.new_zeros(models, 0), *every], dim=1)
     return evaluated, gradients
 
 
@@ -324,13 +340,18 @@ def _check_draws(before: generators.States) -> None:
 
 
 def _check_examples_apart(
-    task: Task, row: Tensor, inputs: Parts, outputs: Tensor, places: tuple[int, ...]
+    task: Task,
+    row: Tensor,
+    inputs: Parts,
+    outputs: Tensor,
+    places: tuple[int, ...],
+    training: bool,
 ) -> None:
     """Refuse a model that fails on one example alone, or has other outputs for it."""
     for i in range(places[0]):
         one = map_parts(lambda part, i=i: part[i : i + 1], inputs)
         try:
-            found, _ = _try_model(task, row, one, (1, *places[1:]))
+            found, _ = _try_model(task, row, one, (1, *places[1:]), training)
         except InputError as error:
             raise InputError(
                 f"{error}; an example may be alone in its batch: squeeze() must name an axis, and "
@@ -346,7 +367,7 @@ def _check_examples_apart(
 
 def _agree(found: Tensor, wanted: Tensor) -> bool:
     """Return whether numbers are equal but for rounding."""
-    most = float(wanted.nan_to_num(0, 0, 0).abs().max())
+    most = float(wanted.nan_to_num(0, 0, 0).abs().max()) if wanted.numel() else 0.0
     return torch.allclose(found, wanted, rtol=ROUNDING, atol=ROUNDING * most, equal_nan=True)
 
 

@@ -244,7 +244,8 @@ class Problem:
         The model must be causal. Peers that train together have batches of one length.
         """
         one_axis = self.is_sequence and self.examples.labels.dim() == 2
-        return one_axis and is_causal(self.module) and not self.solver.batched
+        one_by_one = not self.solver.batched and not self.dropouts  # whose masks have all places
+        return one_axis and one_by_one and is_causal(self.module)
 
     @cached_property
     def dense(self) -> tuple[Dense, ...]:

@@ -611,6 +611,7 @@ def test_a_module_trains_in_the_mode_in_which_it_is_given(engine: Any) -> None:
 
 def test_what_a_model_returns_in_evaluation_is_tried() -> None:
     final(Moded(lambda out: out.softmax(1)))
+    final(Moded(Tensor.detach))  # it need not be differentiated there
     for function, part in (
         (lambda out: out.argmax(1), r"the model Moded returns \(2,\) for"),
         (lambda out: out - out.mean(0), "the model Moded computes .* from other examples"),
@@ -624,6 +625,14 @@ def test_what_a_model_returns_in_evaluation_is_tried() -> None:
 def test_an_operation_of_evaluation_that_rounds_by_place_is_computed_by_model() -> None:
     run = dfl.Run(**FEW, model=Moded(torch.sigmoid), dataset=data())
     assert prepare(run, World()).task.by_model
+
+
+def test_a_traced_model_is_the_model() -> None:
+    """Its forward belongs to no module."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    traced, given = final(torch.fx.symbolic_trace(module)), final(module)
+    assert traced["train_loss"] == pytest.approx(given["train_loss"], rel=1e-5)
 
 
 def test_layers_of_torch_keep_their_mode_in_evaluation() -> None:
