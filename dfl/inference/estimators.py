@@ -140,7 +140,7 @@ class Pooled(Estimator):
             beta = net.mean(theta[..., : sites.width], "starting points")
         step, done = torch.zeros_like(beta), torch.zeros(beta.shape[:-1], dtype=torch.bool)
         gain = beta.new_full(done.shape, math.inf)
-        for _ in range(2 * STEPS):  # half of them may halve a step
+        for _ in range(STEPS):  # more would end where covariates separate outcomes
             near = profiled(sites, beta, theta)
             score, bread, middle = self._sums(sites, net, near)
             slope = net.count * (score * step).sum(-1)

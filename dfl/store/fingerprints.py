@@ -123,7 +123,7 @@ def files_of(run: Run) -> dict[str, Path]:
 def changed_file(run: Run, record: Mapping[str, Any]) -> str:
     """Return the description of a file that is not the one that a run read; empty where all are.
 
-    Files that are missing now are not compared.
+    Files that are missing now are not compared, and relative paths begin at the current folder.
 
     Args:
         run: the run.

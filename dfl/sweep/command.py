@@ -235,7 +235,7 @@ class Sweep:
             refuse_foreign_page(self.folder)
         sweep_folder.write(self.folder, self.grid.cells, self.grid.text)
         before = self.states()
-        left = [name for name, state in before.items() if not state.over]
+        left = [name for name, state in before.items() if not (state.over or state.changed)]
         for name in left:
             if before[name].status == DAMAGED:
                 line = f"{DAMAGED:<10} {name}: {before[name].reason}; the run is resumed"
@@ -292,7 +292,7 @@ class Sweep:
             left = [
                 name
                 for name, state in states.items()
-                if not state.over and state.status != RUNNING and name not in queue
+                if not (state.over or state.changed or state.status == RUNNING or name in queue)
             ]
             if not left:
                 line = f"{progress.counts(states)}; {len(queue)} in the queue, none to submit"

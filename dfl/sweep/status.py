@@ -27,7 +27,8 @@ DONE, DIVERGED, FAILED, DAMAGED, CHANGED = "done", "diverged", "failed", "damage
 RUNNING, STOPPED, WAITING = "running", "stopped", "waiting"
 STATUSES = (DONE, DIVERGED, FAILED, DAMAGED, CHANGED, RUNNING, STOPPED, WAITING)
 """A stopped run was interrupted or killed and resumes when it is started again. A waiting run has
-never been started. A changed one has ended, and would now have other rounds or read other files."""
+never been started. A changed one has ended, and would now have other rounds or read other files;
+one that would now only have more rounds is stopped."""
 
 LENGTH = ("rounds", "eval_every", "eval_last")
 """The settings that may change when a run is resumed by itself and that a sweep does not change."""
@@ -74,6 +75,11 @@ class CellState:
     def over(self) -> bool:
         """Whether the run has ended for good: it is done, or has diverged."""
         return self.status in (DONE, DIVERGED)
+
+    @property
+    def changed(self) -> bool:
+        """Whether the run has ended and would now be another: it is not started again."""
+        return self.status == CHANGED
 
     @property
     def bad(self) -> bool:
@@ -135,14 +141,18 @@ def _state_at_rest(folder: Path, models: bool) -> CellState:
     record = manifest.read(folder)
     code = record.get("exit")
     status = _ENDINGS.get(code, FAILED) if isinstance(code, int | None) else FAILED
-    if status in (DONE, DIVERGED) and (change := _change(folder, record, models)):
-        return CellState(CHANGED, row, change, table)
+    if status in (DONE, DIVERGED):
+        change, resumes = _change(folder, record, models)
+        if change:
+            return CellState(CHANGED, row, change, table)
+        status = STOPPED if resumes and status == DONE else status
     reason = message or str(record.get("ending")) if status in (FAILED, DIVERGED) else ""
     return CellState(status, row, reason, table)
 
 
-def _change(folder: Path, record: Mapping[str, Any], models: bool) -> str:
-    """Return in one line what a cell that has ended would now do otherwise; empty for nothing.
+def _change(folder: Path, record: Mapping[str, Any], models: bool) -> tuple[str, bool]:
+    """Return in one line what a cell that has ended would now do otherwise, empty for nothing; and
+    whether it would go on, to more rounds.
 
     Args:
         folder: of the cell.
@@ -152,17 +162,19 @@ def _change(folder: Path, record: Mapping[str, Any], models: bool) -> str:
     from dfl.store.fingerprints import changed_file
 
     if not os.path.lexists(folder / CELL):  # a run by itself
-        return ""
+        return "", False
     again = f"remove {folder} to run it again"
     with suppress(InputError):  # what cannot be read is not compared
         ran, cell = Run.from_dict(record["run"]), read_cell(folder / CELL)
+        more = ran.rounds < cell.rounds
         for setting in LENGTH:
             old, new = getattr(ran, setting), getattr(cell, setting)
-            if old != new:
-                return f"it ran with {flag(setting)} {old}, not {new}: {again}"
+            if old != new and not (more and setting == "rounds"):
+                return f"it ran with {flag(setting)} {old}, not {new}: {again}", False
         if name := changed_file(ran if models else replace(ran, init_from=None), record):
-            return f"the {name} is not the one that it ran with: restore it, or {again}"
-    return ""
+            return f"the {name} is not the one that it ran with: restore it, or {again}", False
+        return "", more
+    return "", False
 
 
 def last_message(folder: Path) -> str:

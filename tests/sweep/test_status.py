@@ -232,6 +232,10 @@ def test_a_cell_that_ran_otherwise_than_its_settings_say_is_changed(tmp_path: Pa
         assert (seen.status, seen.over, seen.bad) == (CHANGED, False, True)
         line = f"it ran with --{setting.replace('_', '-')} {ran}, not {now}: remove {tmp_path}"
         assert seen.reason.startswith(line)
+    (tmp_path / "cell.toml").write_text("rounds = 20\n")
+    assert read_state(tmp_path).status == STOPPED  # it goes on
+    (tmp_path / "cell.toml").write_text("rounds = 20\neval_every = 2\n")
+    assert read_state(tmp_path).status == CHANGED
 
 
 @pytest.mark.parametrize("code", [0, 3])

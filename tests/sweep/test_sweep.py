@@ -359,7 +359,9 @@ def test_a_cell_that_ran_on_by_itself_is_left_out_of_the_means(here: Here) -> No
     record = manifest.read(cell)
     record["run"]["rounds"] = 7
     manifest.write(cell, record, ["metrics.csv"])
+    launched = (cell / "output.log").read_bytes()
     code, output, _ = here("two.toml")
+    assert (cell / "output.log").read_bytes() == launched  # it is not started again
     assert (code, output[-2]) == (1, "2 cells: 1 done, 1 changed")
     line = f"changed    seed=0: it ran with --rounds 7, not 5: remove {cell} to run it again"
     assert line in output
