@@ -36,8 +36,8 @@ def drawn_since(before: States) -> str | None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
-    """Put the states back at the end."""
+def restored() -> Iterator[None]:
+    """Restore the states of the generators at the end."""
     before = states()
     try:
         yield

@@ -133,7 +133,7 @@ def _is_own(value: object) -> bool:
 def _seeded(seed: int) -> Iterator[None]:
     """Start the global generators at a state of this seed, and put theirs back at the end."""
     number = int(randomness.generator(seed, "model file").integers(2**32))
-    with generators.kept():
+    with generators.restored():
         torch.default_generator.manual_seed(number)
         np.random.seed(number)  # noqa: NPY002  what a user's file may draw from
         random.seed(number)

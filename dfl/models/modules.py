@@ -65,7 +65,7 @@ def is_causal(module: Module) -> bool:
     """Return whether a row may end at any place, and outputs do not depend on later ones, as a
     class of this package states by `causal`.
 
-    A caller's module may mean something else by the name, as a mask of causal attention.
+    A caller's module may mean something else by the name, such as a mask of causal attention.
     """
     kind = type(module)
     return kind.__module__.startswith("dfl.") and getattr(kind, "causal", False) is True

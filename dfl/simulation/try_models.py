@@ -67,7 +67,7 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool, training: bool
     labels = as_tensor(common["labels"][two]).to(task.device)
     places = tuple(labels.shape[1:]) if task.is_sequence else ()
     found: list[Tensor] = []
-    with generators.kept():
+    with generators.restored():
         for module, layout in task.every_kind if own_module else ():
             part = replace(task, module=module, parameter_layout=layout, kinds=())
             outputs, by_model, batched = _try_kind(run, part, inputs, tests, places, training)

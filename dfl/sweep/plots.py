@@ -86,7 +86,7 @@ def _possible_maps(summary: pd.DataFrame, by: Sequence[str]) -> tuple[list[str],
     return pair, len(groups(summary, rest))
 
 
-def names(by: Sequence[str]) -> set[str]:
+def possible_names(by: Sequence[str]) -> set[str]:
     """Return the names that figures of a sweep may have."""
     lines = product((name.removesuffix("_mean") for name in Y_LABELS), ("round", "bytes"))
     maps = (f"map_{one}_by_{other}" for one, other in permutations(by, 2))

@@ -45,7 +45,7 @@ def publish(
         for name, figure in figures.items():
             with atomically(folder / "figures" / f"{name}.png") as part:
                 figure.savefig(part, format="png", dpi=150)
-        for name in plots.names(by) - figures.keys():  # of an earlier call
+        for name in plots.possible_names(by) - figures.keys():  # of an earlier call
             if (stale := folder / "figures" / f"{name}.png").is_file():
                 stale.unlink()
         if report:

@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from dfl.reporting.lines import COLOURS, DASHES, Styles, draw, over_seeds, shades
-from dfl.sweep.plots import figures, map_axes, map_note, names, panels
+from dfl.sweep.plots import figures, map_axes, map_note, panels, possible_names
 from tests.support.swept import swept
 
 GRAPHS = ("ring", "torus", "complete")
@@ -52,7 +52,7 @@ def test_figures_of_a_grid_depend_on_its_lists(
 ) -> None:
     found = drawn(lists)
     assert list(found) == ["accuracy_by_round", "accuracy_by_bytes", *more]
-    assert set(found) <= names([name for name in lists if name != "seed"])
+    assert set(found) <= possible_names([name for name in lists if name != "seed"])
     for figure in found.values():
         first = used(figure)[0]
         heading = figure.get_suptitle() or first.get_title(loc="left")
