@@ -70,7 +70,6 @@ REWRITTEN = {
         ".metrics.csv.part",
         ".state.safetensors.part",
         "logs/rank-0.log",
-        "report.html",
         "history/peers.bin",
         "history/start.safetensors",
         "checkpoint/.0000000006.json.part",
@@ -83,7 +82,6 @@ REWRITTEN = {
         ".metrics.csv.part",
         ".state.safetensors.part",
         "logs/rank-0.log",
-        "report.html",
         "history/peers.bin",
         "history/start.safetensors",
         "checkpoint/0000000006.json",
@@ -187,6 +185,9 @@ def refuses(folder: Path, source: str, path: Path) -> bool:
         return link or not path.is_file() or path.read_bytes() != CONTENT
     if name in FOLDERS:
         return os.path.lexists(path) and not directory
+    if name == "report.html":  # a page of somebody else is never overwritten
+        ours = path.is_file() and not link and b'content="dfl.' in path.read_bytes()[:1000]
+        return os.path.lexists(path) and not ours
     if name in FILES or name == "figures/graph.png":
         return directory or pipe
     if name not in REWRITTEN.get(source, ()):

@@ -197,7 +197,7 @@ def test_all_ranks_refuse_a_model_that_fails_on_the_examples_of_one(
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(8) % 2)
     model = written(tmp_path, EMBEDDED.format(pixel=peer, rows=2))
     job = f"""
-import dfl, numpy as np
+import dfl, numpy as np, os
 from dfl.models.model_file import ModelFile
 from pathlib import Path
 given = np.load("{tmp_path}/data.npz")
@@ -210,7 +210,7 @@ run = dfl.Run(
 try:
     list(dfl.simulate(run))
 except dfl.InputError as error:
-    print(error)
+    os.write(1, f"{{error}}\\n".encode())  # in one piece
 """
     done = mpirun(2, "-c", job, timeout=50)  # a rank that stops alone waits for 60 s
     (line,) = set(done.stdout.splitlines())
