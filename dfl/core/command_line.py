@@ -314,9 +314,6 @@ def _complaint(error: CycloptsError) -> str:
     match error:
         case CoercionError(token=token, target_type=kind) if token and kind is bool:
             return f"{token.keyword} must be {KINDS['bool'].meant}, not {token.value!r}"
-        case CoercionError(token=token, argument=argument) if token and not token.keyword:
-            name = argument.name if argument else "a value"
-            return f"{name}{error.__cause__ or f' cannot be {token.value!r}'}"
         case UnknownOptionError(token=token, argument_collection=arguments):
             name = (token.keyword or token.value).partition("=")[0]
             known = [each.name for each in arguments if each.name.startswith("--")]

@@ -59,7 +59,7 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool, training: bool
             shape than (n, outputs) or (n,), or computes a result of an example from others; or the
             model changes its inputs in place.
     """
-    from dfl.training.rounding import are_apart
+    from dfl.training.rounding import are_by_model
 
     two = [0, len(common["labels"]) - 1]
     tests = map_parts(as_tensor, joined(common, "inputs"))
@@ -80,8 +80,8 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool, training: bool
         outputs = found[0] if found else _outputs(task, (len(two), *places, task.classes))
         if places:
             labels = labels.flatten().clamp_min(0)
-        apart = _try_loss(task.loss, outputs.flatten(0, len(places)), labels)
-    return replace(task, loss_by_model=are_apart(apart, task.device))
+        operations = _try_loss(task.loss, outputs.flatten(0, len(places)), labels)
+    return replace(task, loss_by_model=are_by_model(operations, task.device))
 
 
 def lone_examples(run: Run, task: Task, common: Arrays) -> tuple[str, ...]:
@@ -170,28 +170,28 @@ def _try_kind(
         The model's outputs; whether models are computed one after the other; and whether peers
         train together.
     """
-    from dfl.training.rounding import BY_FREQUENCY, are_apart, recorded
+    from dfl.training.rounding import BY_FREQUENCY, are_by_model, recorded
 
     required = run.engine == "batched"
     labelled = (len(parts_of(inputs)[0]), *places)
     row = task.parameter_layout.row(task.module).to(task.device)
     exact = [layer for layer in task.module.modules() if getattr(layer, "together", False)]
     alone = replace(task, by_model=True)
-    with recorded(exact) as apart:
+    with recorded(exact) as operations:
         outputs, gradients = _try_model(alone, row, inputs, labelled, training)
-    _check_examples_apart(alone, row, inputs, outputs, labelled, training)
+    _check_each_example(alone, row, inputs, outputs, labelled, training)
     _try_indices(alone, row, tests, places, training)
-    if required and BY_FREQUENCY in apart:
+    if required and BY_FREQUENCY in operations:
         raise InputError(
             "--engine batched fills batches up with repeated examples, which an embedding with "
             "scale_grad_by_freq=True counts: choose loop or auto"
         )
-    by_model = task.by_model or are_apart(apart, task.device)
+    by_model = task.by_model or are_by_model(operations, task.device)
     batched = task.solver.batched and (required or not by_model)
     if by_model or not batched:
         return outputs[0], by_model, batched
     try:
-        with recorded(exact) as apart:
+        with recorded(exact) as operations:
             found = _try_model(task, row, inputs, labelled, training, models=2)
         if not (_agree(found[0], outputs) and _agree(found[1], gradients)):
             raise InputError(
@@ -202,7 +202,7 @@ def _try_kind(
         if required:
             raise
         batched = False
-    if are_apart(apart, task.device):
+    if are_by_model(operations, task.device):
         return outputs[0], True, required
     return outputs[0], False, batched
 
@@ -339,7 +339,7 @@ def _check_draws(before: generators.States) -> None:
         )
 
 
-def _check_examples_apart(
+def _check_each_example(
     task: Task,
     row: Tensor,
     inputs: Parts,
@@ -379,7 +379,7 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> set[str]:
 
     states = generators.states()
     leaf = outputs.clone().requires_grad_()
-    with recorded() as apart:
+    with recorded() as operations:
         losses = _losses(loss, leaf, labels)
         try:
             torch.autograd.grad(losses.sum(), leaf)
@@ -395,7 +395,7 @@ def _try_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> set[str]:
             "the loss of an example depends on other examples of its batch: it must return the "
             "same number for an example alone"
         )
-    return apart
+    return operations
 
 
 def _losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:

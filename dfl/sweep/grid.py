@@ -181,7 +181,7 @@ def _is_list(values: object) -> bool:
 def _cells(
     settings: Mapping[str, object], lists: Mapping[str, Iterable[object]], ranks: int, runs: bool
 ) -> Iterator[Cell]:
-    """Yield all combinations, each checked where `runs` says so.
+    """Yield all combinations, each checked where `runs` is True.
 
     Raises:
         InputError: one has a bad value, cannot be run, or is the same as another.

@@ -30,7 +30,7 @@ BY_PLACE = frozenset(
         "polar", "sigmoid", "silu", "sinh", "softplus",
     }
 )  # fmt: skip
-"""Operations that round by place, for all numbers. `_is_apart` adds those that do for some."""
+"""Operations that round by place, for all numbers. `_is_by_model` adds those that do for some."""
 BY_FREQUENCY = "embedding by frequency"
 """The name of embeddings whose gradient is divided by how often a token is in the batch."""
 EXACT_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
@@ -38,7 +38,7 @@ EXACT_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes the operations of `_is_apart`, while it is active and not paused."""
+    """Notes the operations of `_is_by_model`, while it is active and not paused."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -61,12 +61,12 @@ class _Recorder(TorchDispatchMode):
         name = func.overloadpacket.__name__.removeprefix("_foreach_").removesuffix("_")
         if "embedding" in name and len(args) > 3 and args[3] is True:
             name = BY_FREQUENCY
-        if not self.paused and _is_apart(name, args, kwargs or {}):
+        if not self.paused and _is_by_model(name, args, kwargs or {}):
             self.found.add(name)
         return func(*args, **kwargs or {})
 
 
-def _is_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def _is_by_model(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Return whether models with an operation, with these arguments, are computed one after the
     other.
     """
@@ -83,7 +83,7 @@ def _is_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool
 
 @contextmanager
 def recorded(exact: Iterable[Module] = ()) -> Iterator[set[str]]:
-    """Yield the set of the operations of `_is_apart`, to which those that are computed while the
+    """Yield the set of the operations of `_is_by_model`, to which those that are computed while the
     context is open are added.
 
     Args:
@@ -101,7 +101,7 @@ def recorded(exact: Iterable[Module] = ()) -> Iterator[set[str]]:
         yield recorder.found
 
 
-def are_apart(found: set[str], device: torch.device) -> bool:
+def are_by_model(found: set[str], device: torch.device) -> bool:
     """Return whether models with recorded operations are computed one after the other on a device.
 
     Places matter to rounding on a processor only.

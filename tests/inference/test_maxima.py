@@ -58,7 +58,7 @@ def test_there_is_no_maximum_where_a_covariate_separates_some_outcomes(
 
 
 def separating(outcome: int) -> pd.DataFrame:
-    """Return patients of whom the treated ones of hospital H1 have one outcome."""
+    """Return patients; all treated ones of hospital H1 have one outcome."""
     table = frame()
     table["dose"] = (table["dose"] > 0) * 1.0
     chosen = (table["hospital"] == "H1") & (table["dose"] == 1)
@@ -157,13 +157,13 @@ def _intercepts(table: pd.DataFrame, beta: Floats) -> Floats:
     return intercepts
 
 
-@pytest.mark.parametrize("apart", [0.2, 0.5, 1.0])
-def test_pooled_is_a_maximum_where_sites_disagree(apart: float) -> None:
+@pytest.mark.parametrize("distance", [0.2, 0.5, 1.0])
+def test_pooled_is_a_maximum_where_sites_disagree(distance: float) -> None:
     """Between two maxima of the profile likelihood is a saddle, near the mean of the sites."""
     rng, parts = np.random.default_rng(0), []
     for k in range(4):
         x = rng.normal(size=(100, 2)) @ [[0.2, 0.2], [3, -3]]
-        y = x @ np.array([1, -1]) * apart * (-1) ** k + rng.normal(size=100)
+        y = x @ np.array([1, -1]) * distance * (-1) ** k + rng.normal(size=100)
         parts.append(pd.DataFrame({"hospital": k, "age": x[:, 0], "dose": x[:, 1], "y": y}))
     table = pd.concat(parts, ignore_index=True)
 
@@ -301,15 +301,15 @@ def test_examples_that_stand_for_few_of_another_site_have_a_note() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "apart", "few"), [(15, 0.0, False), (100, 35.0, True)], ids=["small", "far"]
+    ("n", "distance", "few"), [(15, 0.0, False), (100, 35.0, True)], ids=["small", "far"]
 )
-def test_the_note_does_not_depend_on_the_size_of_a_site(n: int, apart: float, few: bool) -> None:
+def test_the_note_does_not_depend_on_the_size_of_a_site(n: int, distance: float, few: bool) -> None:
     """All weights of a site that is far away round to 0."""
     rng = np.random.default_rng(0)
     table = pd.DataFrame(rng.normal(size=(2 * n, 2)), columns=["age", "dose"])
     table["hospital"] = np.arange(2 * n) % 2
     noise = rng.normal(size=2 * n)
-    table["y"] = (table["age"] - table["dose"]) / 2 + apart * table["hospital"] + noise
+    table["y"] = (table["age"] - table["dose"]) / 2 + distance * table["hospital"] + noise
     found = fit(table, **ARGUMENTS, model="linear")
     assert 0 < found.effective <= 1
     assert any("examples for another site" in note for note in found.notes()) == few
