@@ -32,7 +32,7 @@ from dfl.reporting.differences import differences
 from dfl.reporting.page import X, write
 from dfl.reporting.text import size, title_of
 from dfl.store import manifest
-from dfl.store.run_directory import claim
+from dfl.store.run_directory import beginning, claim
 from dfl.store.tables import as_table
 from dfl.sweep.status import DAMAGED, DONE, CellState, read_state
 
@@ -365,14 +365,8 @@ def _refuse_foreign(out: Path, report: bool = True, advice: str = "give another 
     if report:
         marks["report.html"] = f'content="{SIGNED}"'
     for name, mark in marks.items():
-        try:
-            with open_regular(out / name) as file:
-                head = file.read(1000)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise InputError(f"{out / name} cannot be read: {error.strerror}") from None
-        if not re.search(mark.encode(), head):
+        head = beginning(out / name)
+        if head is not None and not re.search(mark.encode(), head):
             ours = b'content="dfl.' in head
             what = "is the page of a run or a sweep" if ours else "was not written by dfl"
             raise InputError(f"{out / name} {what} and is left as it is: {advice}")

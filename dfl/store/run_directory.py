@@ -78,15 +78,24 @@ def refuse_foreign_page(folder: Path) -> None:
         InputError: the folder has such a page, or one that cannot be read.
     """
     path = folder / PAGE
+    head = beginning(path)
+    if head is not None and b'content="dfl.' not in head:
+        raise InputError(f"{path} was not written by dfl and is left as it is: move it away")
+
+
+def beginning(path: Path) -> bytes | None:
+    """Return the first 1,000 bytes of a file; None where there is none.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     try:
         with open_regular(path) as file:
-            head = file.read(1000)
+            return file.read(1000)
     except FileNotFoundError:
-        return
+        return None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    if b'content="dfl.' not in head:
-        raise InputError(f"{path} was not written by dfl and is left as it is: move it away")
 
 
 def outputs(folder: Path) -> list[str]:
