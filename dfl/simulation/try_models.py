@@ -73,7 +73,13 @@ def tried(run: Run, task: Task, common: Arrays, own_module: bool, training: bool
             outputs, by_model, batched = _try_kind(run, part, inputs, tests, places, training)
             found.append(outputs)
             solver = replace(task.solver, batched=batched)
-            task = replace(task, by_model=by_model, solver=solver)
+            numbers = _activations(replace(part, by_model=by_model, solver=solver), inputs)
+            task = replace(
+                task,
+                by_model=by_model,
+                solver=solver,
+                activations=max(task.activations, numbers),
+            )
         _check_shapes([tuple(each.shape) for each in found])
         if not training:
             return task
@@ -205,6 +211,27 @@ def _try_kind(
     if are_by_model(operations, task.device):
         return outputs[0], True, required
     return outputs[0], False, batched
+
+
+def _activations(task: Task, inputs: Parts) -> int:
+    """Return the most numbers that an operation of a model computes for an example.
+
+    They are what an operation computes for two examples more than for one.
+    """
+    from dfl.training.activations import counted
+
+    models = max(2, task.models_at_once) if task.solver.batched and not task.by_model else 1
+    row = task.parameter_layout.row(task.module).to(task.device)
+    values = {
+        name: value.expand(models, *value.shape)
+        for name, value in task.parameter_layout.views(row).items()
+    }
+    one, two = (map_parts(lambda part, n=n: part[:n], inputs) for n in (1, 2))
+    with torch.no_grad(), counted() as fewer:
+        task.outputs(values, one, each=False)
+    with torch.no_grad(), counted() as more:
+        task.outputs(values, two, each=False)
+    return max((b - a for a, b in zip(fewer, more, strict=False)), default=0) // models
 
 
 def _outputs(task: Task, shape: Sequence[int]) -> Tensor:

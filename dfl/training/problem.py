@@ -147,6 +147,8 @@ class Problem:
         by_model: whether models are computed one after the other, also those of peers that train
             together, for a reason given in `dfl.training.rounding`.
         loss_by_model: whether the losses of models are, for such a reason.
+        activations: the most numbers that an operation of a caller's model computes for an example;
+            0 for models of the zoo.
         captures: the local steps that a GPU has captured; None where none are.
         train_seconds: (P,) seconds that this rank's peers have trained, to which training adds;
             None where they are not measured.
@@ -168,6 +170,7 @@ class Problem:
     objective: Objective | None = None
     by_model: bool = False
     loss_by_model: bool = False
+    activations: int = 0
     captures: Captures | None = None
     train_seconds: NDArray[np.float64] | None = None
 
@@ -298,13 +301,13 @@ class Problem:
 
     @cached_property
     def layer_numbers(self) -> int:
-        """The most numbers that a layer computes for an example, of layers that state them by
-        `numbers`; 0 without one.
+        """The most numbers that a layer computes for an example: `activations`, or those of the
+        layers that state them by `numbers`.
         """
         modules = [module for module, _ in self.every_kind]
         layers = (layer for module in modules for layer in module.modules())
         stated = (getattr(layer, "numbers", 0) for layer in layers)
-        return max((each for each in stated if isinstance(each, int)), default=0)
+        return max([self.activations, *(each for each in stated if isinstance(each, int))])
 
     @property
     def _one_thread(self) -> bool:

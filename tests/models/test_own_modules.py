@@ -20,9 +20,11 @@ import dfl
 from dfl.comm.mpi import World
 from dfl.core import generators
 from dfl.core.isolation import isolated
+from dfl.evaluation import metrics
 from dfl.models.modules import in_evaluation
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.simulation.prepare import prepare
+from dfl.training.batches import groups
 from dfl.training.sgd import sgd
 from dfl.training.task import Task
 
@@ -754,6 +756,50 @@ def test_a_model_that_does_not_take_an_example_alone_is_refused(engine: str) -> 
     with pytest.raises(dfl.InputError, match=message):
         final(Coupled(torch.squeeze), engine=engine)
     assert "train_loss" in final(Coupled(lambda x: x[:, None].squeeze(1)), engine=engine)
+
+
+class Pairs(nn.Module):
+    """A model of few parameters that multiplies all pairs of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(1, 2), nn.Linear(1, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.first(x[..., None]).unbind(-1)
+        products = a[..., None] * b[..., None, :]
+        out: Tensor = self.last(products.mean((-1, -2))[..., None])
+        return out
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "numbers", "together", "evaluated"),
+    [
+        (Pairs(), 20, 20 * 20, 40, 163),  # 2^27 numbers: of 512 examples, in four tensors
+        (Pairs(), 300, 300 * 300, 2, 2),
+        (nn.Linear(300, 3), 300, 300, 40, 218),
+    ],
+)
+def test_models_together_are_bounded_by_what_an_operation_computes(
+    model: nn.Module, inputs: int, numbers: int, together: int, evaluated: int
+) -> None:
+    given = data(np.ones((80, inputs), np.float32))
+    task = prepare(dfl.Run(dataset=given, model=model, peers=40), World(0, 1)).task
+    assert task.solver.batched
+    assert task.activations == numbers
+    assert max(map(len, groups(task))) == together
+    assert metrics._models(task) == evaluated
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_model_that_computes_much_has_the_same_results_among_fewer(
+    engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Pairs()
+    found = final(model, engine=engine)
+    monkeypatch.setattr(metrics, "MOST_OUTPUTS", 2**17)  # two models of 36 numbers an example
+    again = final(model, engine=engine)
+    assert again | {"seconds": 0} == found | {"seconds": 0}
 
 
 def test_a_model_without_finite_outputs_is_refused_as_such() -> None:
