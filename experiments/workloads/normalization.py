@@ -1,23 +1,26 @@
 """Which normalization serves a ResNet-20 on a ring of 8 peers: GroupNorm, or BatchNorm by each
 policy for its running statistics?
 
-Command, about a minute and a half a run on a core; a run that is done is not run again, and the
+Command, two to four minutes a run on a core; a run that is done is not run again, and the
 results are written after each, so that it can be stopped at any time and called again:
 
     python -m experiments.workloads.normalization --data-dir DIR
 
-Finding: in a setting reduced to 400 local steps on images of 16 x 16 pixels, far from converged and
-with two of three seeds, BatchNorm by every policy is ahead of GroupNorm and of no normalization on
-images of all classes. With Dirichlet parts it has 22 to 24 % in the mean over the peers, the other
-two 16 %; with IID parts 37 to 40 %, the others 28 and 29 %. `recompute` is the best policy in both,
-by a point with Dirichlet parts and by 3 with IID ones. With Dirichlet parts `share` costs a peer on
-its own distribution 3 points against `local`, and no normalization is best there, 55 %. No run
-diverged. GroupNorm's place on IID parts is not due to the common learning rate: with seed 0 it has
-25.8 % at a rate of 0.15, 28.6 % at 0.05 and 30.5 % at 0.02.
+Finding: in a setting reduced to 400 local steps on images of 16 x 16 pixels, far from converged,
+BatchNorm by every policy is ahead of GroupNorm and of no normalization on images of all classes,
+with each of five seeds. With Dirichlet parts it has 20 to 22 % in the mean over the peers, the
+other two 17 %; with IID parts 39 to 43 %, the others 29 and 30 %. `recompute` is the best policy in
+both: it is ahead of `local` by 2.1 ± 0.8 points with Dirichlet parts and by 3.6 ± 0.6 with IID
+ones, and of `share` by 1.0 ± 0.7 and 3.1 ± 0.5 (95 % intervals of differences paired by seed). With
+Dirichlet parts `share` costs a peer on its own distribution 2.1 ± 1.7 points against `local`. The
+other differences there vary with the seed: `local` is 3 ± 8 points ahead of no normalization, and
+behind it with two of five seeds. No run diverged. GroupNorm's place on IID parts is not due
+to the common learning rate: with seed 0 it had 25.8 % at a rate of 0.15, 28.6 % at 0.05 and 30.5 %
+at 0.02, in the mean of the evaluations after three quarters of the rounds and all.
 
 Grid: DFedAvgM on a ring of 8 peers; Dirichlet parts with alpha = 0.1, and IID ones; GroupNorm with
 two groups, BatchNorm with `--norm-stats local`, `share` and `recompute`, and no normalization. All
-with seed 0, first those with normalization, then with further seeds.
+with seed 0 first, then with further seeds.
 
 The setting is reduced to what a core trains in minutes: images of 16 x 16 pixels, each the mean of
 2 x 2 of CIFAR-10's, not augmented, 2,500 of them for each peer, and 400 local steps of 16 images, 5
@@ -25,11 +28,10 @@ a round, which is 2.6 epochs. Published runs of ResNet-20 are of some 200 epochs
 The learning rate, 0.05 with momentum 0.9 within a round, is constant and was not tuned to any row.
 Rows can be compared in this setting; none shows what accuracy a ResNet-20 reaches.
 
-The figures of a run are means over its last two evaluations, after three quarters of the rounds and
-all. `common_test` is the mean over the peers on test images of all classes,
-`worst_peer` their minimum, `mean_model` the accuracy of the mean of the models, and `own_test` the
-mean over the peers on test images that are distributed as their own training images. Of `local`,
-the mean model has the mean of the statistics.
+The figures of a run are means over the last tenth of its rounds. `common_test` is the mean over the
+peers on test images of all classes, `worst_peer` their minimum, `mean_model` the accuracy of the
+mean of the models, and `own_test` the mean over the peers on test images that are distributed as
+their own training images. Of `local`, the mean model has the mean of the statistics.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ from dfl.core import randomness
 from dfl.core.options import Count
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, Data
-from dfl.sweep import Cell, run_grid
+from dfl.sweep import Cell
 from experiments import common
 
 NORMS: dict[str, dict[str, str]] = {
@@ -67,16 +69,14 @@ PARTITIONS = {"Dirichlet 0.1": "dirichlet:alpha=0.1", "IID": "iid"}
 STEPS = 5
 """Local steps of a round."""
 EVALUATIONS = 4
-"""Evaluations of a run after its start."""
-LAST = 2
-"""The last of them, of which a figure is the mean."""
+"""Evaluations of a run after its start, before those of the last tenth."""
 FIGURES = {
     "common_test": "accuracy_mean",
     "worst_peer": "accuracy_min",
     "mean_model": "accuracy_mean_model",
     "own_test": "local_accuracy_mean",
 }
-"""Figure of a run -> column of metrics.csv, of whose last evaluations it is the mean."""
+"""Figure of a run -> column of metrics.csv, of which it is the mean over the last tenth."""
 LABELS = ["partition", "normalization"]
 
 
@@ -87,7 +87,7 @@ class Options(common.Place):
     out: Path = Path("results/normalization")
     data_dir: Path | None = None
     """Folder of the data sets; that of dfl.run where it is not given."""
-    seeds: int = 3
+    seeds: int = 5
     """Number of seeds, from 0."""
     rounds: int = 80
     """Rounds of 5 local steps."""
@@ -209,10 +209,12 @@ def measured(out: Path, cell: Cell) -> pd.DataFrame:
     Returns:
         A row with its values and `FIGURES` in percent, NaN where the run diverged.
     """
-    rows = run_grid([cell], out / "cells", in_process=True)
-    last = rows.tail(LAST).mean(numeric_only=True)
+    rows = common.measure(out, [cell], in_process=True)
     whole = rows["round"].max() == cell.run.rounds
-    figures = {name: 100 * last[column] if whole else np.nan for name, column in FIGURES.items()}
+    figures = {
+        name: 100 * common.tail_mean(rows, column) if whole else np.nan
+        for name, column in FIGURES.items()
+    }
     return pd.DataFrame([{**cell.values, **figures}])
 
 
