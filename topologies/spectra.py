@@ -105,8 +105,9 @@ def spectrum_of_draws(rounds: Sequence[csr_array]) -> Spectrum:
 
     `second` is measured: the geometric mean, over the second half of these rounds, of the factor
     by which averaging shrinks the disagreement of `PROBES` random values of the peers, which the
-    rounds before have turned to where it shrinks least. `smallest` is the least of `LOOKED_AT`
-    rounds.
+    rounds before have turned to where it shrinks least. A round after which nothing is left, as
+    some sequences of matchings average exactly by chance, is not counted, and new values follow it.
+    `smallest` is the least of `LOOKED_AT` rounds.
     """
     peers = rounds[0].shape[0]
     if peers == 1:
@@ -114,16 +115,21 @@ def spectrum_of_draws(rounds: Sequence[csr_array]) -> Spectrum:
     by_column = any(abs(w.sum(axis=1) - 1).max() > TOLERANCE for w in rounds)
     if by_column:
         rounds = [csr_array(w.T) for w in reversed(rounds)]
-    values = np.random.default_rng(0).standard_normal((peers, PROBES))
-    values /= np.linalg.norm(values - values.mean(axis=0))
+    rng = np.random.default_rng(0)
+    values, averaged = np.empty((peers, PROBES)), True
     logs = []
     for matrix in rounds:
+        if averaged:
+            values = rng.standard_normal((peers, PROBES))
+            values /= np.linalg.norm(values - values.mean(axis=0))
         values = matrix @ (values - values.mean(axis=0))
         shrunk = float(np.linalg.norm(values - values.mean(axis=0)))
-        if shrunk < ROUNDING:
-            return _spectrum(1.0, _least(rounds))
-        logs.append(log(shrunk))
-        values /= shrunk
+        averaged = shrunk < ROUNDING
+        if not averaged:
+            logs.append(log(shrunk))
+            values /= shrunk
+    if not logs:
+        return _spectrum(1.0, _least(rounds))
     return _spectrum(1 - float(np.exp(np.mean(logs[len(logs) // 2 :]))), _least(rounds))
 
 

@@ -323,6 +323,7 @@ PACKED = {
     "graphs": ("mnist", "messages_and_graphs.graphs"),
     "local_steps": ("digits", "messages_and_graphs.local_steps"),
     "methods_cifar10": ("cifar10", "methods.methods_cifar10"),
+    "normalization": ("cifar10", "workloads.normalization"),
     "robust_fltrust2021": ("mnist", "servers_and_robustness.robust_fltrust2021"),
     "robust_gossip": ("digits", "servers_and_robustness.robust_gossip"),
     "server_or_peers": ("mnist", "servers_and_robustness.server_or_peers"),

@@ -11,8 +11,11 @@ from topologies import MIXINGS, TOPOLOGIES, GraphError, WeightedGraph, build
 from topologies.sequences import ENDLESS, KEPT, SAMPLED, Drawn, EveryRound, drawn
 
 
-def network(name: str, peers: int, seed: int = 0, mixing: str = "metropolis") -> WeightedGraph:
-    return build(TOPOLOGIES[name], MIXINGS[mixing], peers, np.random.default_rng(seed))
+def network(
+    name: str, peers: int, seed: int = 0, mixing: str = "metropolis", **options: Any
+) -> WeightedGraph:
+    graph = partial(TOPOLOGIES[name], **options)
+    return build(graph, MIXINGS[mixing], peers, np.random.default_rng(seed))
 
 
 def test_a_round_does_not_depend_on_the_rounds_asked_for_before() -> None:
@@ -96,6 +99,26 @@ def test_the_contraction_of_matchings_is_that_of_theory() -> None:
     assert spectrum.second == pytest.approx(np.sqrt(0.5 - 0.5 / 999), rel=0.02)
     assert network("random_matching", 2).spectrum.gap == 1
     assert network("random_matching", 16).spectrum.smallest == 0
+
+
+def test_rounds_that_average_exactly_by_chance_are_not_counted() -> None:
+    """Of 4 peers, a matching leaves one of three directions of disagreement: a factor 1/sqrt(3).
+
+    The next one averages exactly, unless it is the same one (a third), whose factor is 1: of three
+    counted rounds two have the factor 1/sqrt(3).
+    """
+    seconds = [network("random_matching", 4, seed=seed).spectrum.second for seed in range(20)]
+    assert np.mean(seconds) == pytest.approx(3 ** (-1 / 3), rel=0.04)
+    gaps = [
+        network("equitopo", peers, seed=seed, one_peer=True).spectrum.gap
+        for peers in (8, 16, 32)
+        for seed in range(5)
+    ]
+    assert 0.2 < min(gaps) < max(gaps) < 0.45
+
+
+def test_rounds_that_all_average_exactly_have_the_gap_one() -> None:
+    assert network("random_regular", 6, s=5).spectrum.gap == 1
 
 
 @pytest.mark.parametrize(
