@@ -13,13 +13,14 @@ def disagreement(graph: WeightedGraph, rounds: int, seed: int = 0) -> NDArray[np
     """Return the disagreement of the peers after 0, 1, … rounds of averaging, (rounds + 1,).
 
     It is the root mean square distance of the peers' values from their mean, as a share of that at
-    the start, where they are standard normal. Where only the columns of the weights sum to 1, the
-    values are those of push-sum.
+    the start, where they are standard normal; 0 for one peer. Where only the columns of the weights
+    sum to 1, the values are those of push-sum.
     """
     peers = len(graph.degrees)
     values = np.random.default_rng(seed).standard_normal((peers, VALUES))
     share = np.ones((peers, 1))
-    start, found = _spread(values), [1.0]
+    start = _spread(values)
+    found = [1.0 if start else 0.0]
     for t in range(rounds):
         matrix = graph.weights[t % len(graph.weights)]
         values, share = matrix @ values, share if graph.rows_sum else matrix @ share

@@ -179,7 +179,13 @@ def _indices(peer: int, value: object, n: int) -> NDArray[np.int64]:
             f"--partition: the indices of peer {peer} must be whole numbers from 0 to {n - 1}, "
             f"not {there}"
         )
-    return np.sort(own.astype(np.int64))
+    ascending = np.sort(own.astype(np.int64))
+    twice = ascending[1:][np.diff(ascending) == 0]
+    if len(twice):
+        raise InputError(
+            f"--partition: the indices of peer {peer} must differ, and {twice[0]} is there twice"
+        )
+    return ascending
 
 
 def parts_given(value: object) -> int | None:

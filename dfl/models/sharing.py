@@ -56,15 +56,18 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
     )
     if share in ("all", "nothing"):
         return tuple(names) if share == "all" else ()
-    end, colon, number = share.partition(":")
-    if colon and end in _ENDS:
+    patterns = share.split("+")
+    whole = [each for each in patterns if each in ("all", "nothing") or _is_end(each)]
+    if whole and len(patterns) > 1:
+        raise InputError(f"--share {share}: {whole[0]} cannot be joined to others by +")
+    if _is_end(share):
+        end, _, number = share.partition(":")
         if not (number.isascii() and number.isdecimal()) or not 1 <= int(number) <= len(layers):
             raise InputError(
                 f"--share {share}: the model has 1 to {len(layers)} layers to share, not {number!r}"
             )
         chosen = _ENDS[end](layers, int(number))
         return tuple(name for name in names if _layer(name) in chosen)
-    patterns = share.split("+")
     for pattern in patterns:
         if not any(_matches(name, pattern, nets) for name in names):
             choices = ["all", "nothing", "head:1", *filter(None, layers), *names]
@@ -75,6 +78,12 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
     return tuple(
         name for name in names if any(_matches(name, pattern, nets) for pattern in patterns)
     )
+
+
+def _is_end(share: str) -> bool:
+    """Return whether `--share` selects the last or the first layers, by head:K or first:K."""
+    end, colon, _ = share.partition(":")
+    return bool(colon) and end in _ENDS
 
 
 def _matches(name: str, pattern: str, nets: Sequence[str]) -> bool:

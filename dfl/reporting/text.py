@@ -84,7 +84,7 @@ def _objective(run: Run) -> list[Line]:
     given = {
         "augment": run.augment,
         "auxiliary": run.auxiliary,
-        "fairness_adversary": run.fairness_adversary,
+        "adversary": run.fairness_adversary,
     }
     return [(name, str(spec)) for name, spec in given.items() if spec != "none"]
 
@@ -111,15 +111,14 @@ def _graph(info: RunInfo) -> list[Line]:
     kind = "directed edges" if graph.directed else "edges"
     weights = "its own weights" if graph.own_weights else run.mixing
     name = f"{run.topology} ({weights}){', drawn anew every round' if graph.endless else ''}"
-    # Of rounds that are drawn anew, no number is certain to average exactly.
-    certain = graph.half_rounds > 0 or not graph.endless
-    pace = f"{_pace(graph.half_rounds, len(graph.weights))}, " if certain else ""
+    period = 1 if graph.endless else len(graph.weights)
+    pace = _pace(graph.half_rounds, period)
     return [
         (
             "graph",
             f"{name}: {graph.edges:,} {kind}, degree {span(graph.degrees)}",
         ),
-        ("mixing", f"spectral gap {graph.gap:.4g}, {pace}lambda_min {graph.smallest:.4g}"),
+        ("mixing", f"spectral gap {graph.gap:.4g}, {pace}, lambda_min {graph.smallest:.4g}"),
         *rule,
     ]
 

@@ -85,6 +85,11 @@ def _refuse_idle(run: Run, settled: Run, method: Method) -> None:
             f"{given('compressor')} has no part in --algorithm {name_of(settled.algorithm)}: leave "
             f"it out, or choose --algorithm {others}{_stated(method, 'compressor')}"
         )
+    if settled.examples_per_peer is not None and _parts(settled) is not None:
+        raise InputError(
+            f"{given('examples_per_peer')} has no part in --partition as indices, which state the "
+            "examples of every peer: leave it out"
+        )
     for field in _idle(settled, method):
         raise InputError(
             f"{given(field)} has no part in --algorithm {name_of(settled.algorithm)}: leave it out"
@@ -199,8 +204,6 @@ def _idle(run: Run, method: Method) -> Iterator[str]:
         or (method.has_server and _states(run.aggregator, needs_reference))
     ):
         yield "aggregator"
-    if run.examples_per_peer is not None and _parts(run) is not None:
-        yield "examples_per_peer"
     if method.has_server and run.goal is not None and run.goal.column == "consensus_distance":
         yield "until"
     if run.share != "all" and not (method.sends or (run.share == "nothing" and method.peers_train)):

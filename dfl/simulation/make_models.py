@@ -123,6 +123,12 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
             f"--until {run.until} with {len(modules)} kinds of model, which have no mean: choose "
             "another figure"
         )
+    distance = run.goal is not None and run.goal.column == "consensus_distance"
+    if len(modules) > 1 and distance and run.share == "nothing":
+        raise InputError(
+            f"--until {run.until} with {len(modules)} kinds of model, which share nothing: choose "
+            "another figure"
+        )
     modules = _with_statistics(run, modules)
     objective = components.objective
     if objective is None:

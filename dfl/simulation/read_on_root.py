@@ -16,6 +16,7 @@ from dfl.core.errors import InputError
 from dfl.core.parts import Shape, shape_of
 from dfl.datasets.given import has_test_set, parts_given
 from dfl.datasets.server_data import peers_keep
+from dfl.evaluation.goals import Goal
 from dfl.models.zoo import NamedModels
 from dfl.simulation import distribute_data, make_models
 from dfl.simulation.components import Components, check
@@ -95,6 +96,7 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
                 "--partition as indices needs a --dataset with a test set: give (train, test)"
             )
     data, split = distribute_data.read(run, sources, rule)
+    _check_local_goals(run, split)
     if isinstance(components.model, NamedModels):
         make_models.check_tokens(run, components.model, data)
     labels = distribute_data.count_labels(data, split)
@@ -119,6 +121,22 @@ def read_on_root(settled: Run, objects: Mapping[str, str] = MappingProxyType({})
         progress=progress,
     )
     return Root(data, split, common, facts, matrices)
+
+
+def _check_local_goals(run: Run, split: DataSplit) -> None:
+    """Refuse goals for the local accuracy of peers that have no test examples of their own.
+
+    Raises:
+        InputError: there is such a goal.
+    """
+    goals = {"--until": run.goal, "--share-all-until": run.share_all_goal}
+    for name, goal in goals.items():
+        local = isinstance(goal, Goal) and goal.column == "local_accuracy_mean"
+        if local and not len(split.test.values):
+            raise InputError(
+                f"{name} local_accuracy: no peer has test examples of its own, choose another "
+                "figure, or --partition by a name"
+            )
 
 
 def _notes(

@@ -174,6 +174,11 @@ def test_both_kinds_learn(kinds: list[nn.Module]) -> None:
     assert last["accuracy_min"] > 0.4 > first["accuracy_max"]
 
 
+def test_kinds_that_share_nothing_have_no_consensus_distance(kinds: list[nn.Module]) -> None:
+    with pytest.raises(InputError, match=r"--until consensus_distance=1 with 2 kinds of model, wh"):
+        setting_of(kinds, share="nothing", until="consensus_distance=1")
+
+
 @pytest.mark.usefixtures("without_figures")
 def test_init_from_is_refused_for_several_kinds(kinds: list[nn.Module], tmp_path: Path) -> None:
     list(simulate(Run(**{**FEW, "rounds": 1, "out": tmp_path / "run"}, model=kinds[0])))

@@ -279,6 +279,8 @@ def test_updates_can_be_weighted_by_their_length() -> None:
         ({"algorithm": "pooled", "share": "head:1"}, "--share head:1 has no part in"),
         ({"algorithm": "pooled", "share": "nothing"}, "--share nothing has no part in"),
         ({"share": "head:٢"}, "the model has 1 to 2 layers to share, not '٢'"),
+        ({"share": "head:1+0.bias"}, "--share head:1+0.bias: head:1 cannot be joined"),
+        ({"share": "0.*+all"}, "--share 0.*+all: all cannot be joined"),
         ({"share_all_until": "3"}, "--share-all-until 3"),
         (
             {"share": "head:1", "share_all_until": "٢"},

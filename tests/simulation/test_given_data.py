@@ -167,6 +167,7 @@ def test_a_partition_by_indices(tmp_path: Path) -> None:
         ([np.arange(5)] * PEERS, "example 0 has several owners"),
         ([np.array([96 + i]) for i in range(PEERS)], "peer 0 must be whole numbers from 0 to 95"),
         ([np.array([0.5])] * PEERS, "peer 0 must be whole numbers"),
+        ([[i, 90 - i, i] for i in range(PEERS)], "peer 0 must differ, and 0 is there twice"),
         (
             [*np.split(np.arange(95), 5), np.arange(0)],
             "peer 5 first: 95 of 96 examples are with others",
@@ -199,9 +200,22 @@ def test_indices_that_are_no_partition(parts: Any, reason: str) -> None:
 def test_indices_with_settings_that_draw_examples_are_refused() -> None:
     parts = [np.arange(16 * i, 16 * (i + 1)) for i in range(PEERS)]
     line = refused(lambda: small(partition=parts, examples_per_peer=3))
-    assert line.startswith("--examples-per-peer 3")
+    assert line.startswith("--examples-per-peer 3 has no part in --partition as indices")
     line = refused(lambda: small(partition=parts, algorithm="fltrust:root=10"))
     assert line.startswith("--partition")
+
+
+@pytest.mark.parametrize(
+    "goal",
+    [{"until": "local_accuracy=0.1"}, {"share_all_until": "local_accuracy=0.1", "share": "head:1"}],
+)
+def test_indices_of_training_examples_only_have_no_local_accuracy(goal: dict[str, str]) -> None:
+    parts = [np.arange(16 * i, 16 * (i + 1)) for i in range(PEERS)]
+    name = next(iter(goal)).replace("_", "-")
+    line = refused(lambda: small(partition=parts, **goal))
+    assert line.startswith(f"--{name} local_accuracy: no peer has test examples of its own")
+    tests = [np.arange(4 * i, 4 * (i + 1)) for i in range(PEERS)]
+    assert last(small(partition=Assignment(parts, tests), **goal))["local_accuracy_mean"] >= 0
 
 
 def test_indices_need_a_test_set_of_their_own() -> None:

@@ -34,7 +34,7 @@ def test_push_sum_agrees_where_only_columns_sum_to_one() -> None:
 
 
 def test_one_peer_agrees_with_itself() -> None:
-    assert rounds_until(disagreement(network("ring", 1), 3), 1e-3) == 1
+    assert rounds_until(disagreement(network("ring", 1), 3), 1e-3) == 0
     assert rounds_until(np.array([1.0, 0.1, 0.01]), 1e-3) is None
     assert rounds_until(np.array([1.0, 0.1, 0.2, 0.01]), 0.1) == 3
 

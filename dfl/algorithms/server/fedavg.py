@@ -11,7 +11,7 @@ import numpy as np
 
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.core import randomness
-from dfl.core.options import BelowOne, Positive, Share
+from dfl.core.options import BelowOne, Positive, Share, require
 
 if TYPE_CHECKING:
     import torch
@@ -147,9 +147,17 @@ class FedAvg(Algorithm[State]):
         return self.training_peers(peers), rows
 
     def _client_counts(self, peers: int) -> tuple[int, int]:
-        """Return the number of peers that are chosen, and the number of stragglers among them."""
+        """Return the number of peers that are chosen, and the number of stragglers among them.
+
+        Raises:
+            InputError: some share of several peers are stragglers, and that is none of them.
+        """
         clients = max(round(self.fraction * peers), 1)
-        return clients, min(round(self.stragglers * clients), clients - 1)
+        slow = round(self.stragglers * clients)
+        fits = not self.stragglers or slow > 0 or clients == 1
+        accepted = f"0 or enough for one of {clients} clients"
+        require(fits, "--algorithm: stragglers", accepted, self.stragglers)
+        return clients, min(slow, clients - 1)
 
     def _draw(self, task: Task, net: Net) -> tuple[Group, Group, NDArray[np.int64] | None]:
         """Draw the peers of a round.

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dfl import Data, Run
+from dfl import Data, InputError, Run
 from dfl.comm.exchange import Net
 from dfl.comm.mpi import World
 from dfl.core.layout import Layout
@@ -244,6 +244,13 @@ def test_stragglers_are_dropped_or_do_less() -> None:
     assert torch.equal(
         server("fedavg:stragglers=0.9,fraction=0.01"), server("fedavg:fraction=0.01")
     )  # at least one client takes part
+
+
+def test_a_share_of_stragglers_that_is_none_of_the_clients_is_refused() -> None:
+    with pytest.raises(InputError, match=r"stragglers must be 0 or enough for one of 6 clients"):
+        digits(algorithm="fedavg:stragglers=0.05")
+    with pytest.raises(InputError, match=r"enough for one of 3 clients, not 0.1"):
+        digits(algorithm="fedprox:stragglers=0.1,fraction=0.5")
 
 
 def test_stragglers_and_their_work_change_between_rounds() -> None:

@@ -69,18 +69,6 @@ def test_a_pipe_gets_plain_lines(tmp_path: Path) -> None:
         assert expected in text
 
 
-@pytest.mark.parametrize(
-    ("graph", "pace"),
-    [
-        ("one_peer_exponential", "agreement after 2 rounds, "),
-        ("teleportation:active=2", ""),  # the gap of 2 peers that take turns among the 4
-    ],
-)
-def test_exact_averages_are_stated_where_the_rounds_are_known(graph: str, pace: str) -> None:
-    text = shown(small(topology=graph))
-    assert f"spectral gap 1, {pace}lambda_min" in text
-
-
 def test_models_of_several_kinds_have_no_mean() -> None:
     kinds = small(model="mlp:hidden=6+4+mlp:hidden=8+4", share="head:1")
     assert "of mean" in shown(small())
