@@ -105,8 +105,8 @@ def spectrum_of_draws(rounds: Sequence[csr_array]) -> Spectrum:
 
     `second` is measured: the geometric mean, over the second half of these rounds, of the factor
     by which averaging shrinks the disagreement of `PROBES` random values of the peers, which the
-    rounds before have turned to where it shrinks least. A round after which nothing is left, as
-    some sequences of matchings average exactly by chance, is not counted, and new values follow it.
+    rounds before have turned to where it shrinks least. A round that leaves no disagreement is
+    not counted, and new values follow it: some matchings in turn average exactly by chance.
     `smallest` is the least of `LOOKED_AT` rounds.
     """
     peers = rounds[0].shape[0]

@@ -49,7 +49,8 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
             matches them and does not begin with *.
 
     Raises:
-        InputError: a pattern that matches no name, or more layers than the model has.
+        InputError: a pattern that matches no name, more layers than the model has, or another of
+            these forms than patterns joined by +.
     """
     layers = tuple(
         dict.fromkeys(_layer(name) for name in names if name.partition(".")[0] not in nets)

@@ -118,16 +118,13 @@ def make_modules(run: Run, components: Components, common: Arrays) -> tuple[Modu
             f"{setting} with {len(modules)} kinds of model: name with --share the part that they "
             "have in common, or nothing"
         )
-    if len(modules) > 1 and run.goal is not None and run.goal.column == "accuracy_mean_model":
+    lack = {"accuracy_mean_model": "have no mean"}
+    if run.share == "nothing":
+        lack["consensus_distance"] = "share nothing"
+    if len(modules) > 1 and run.goal is not None and run.goal.column in lack:
         raise InputError(
-            f"--until {run.until} with {len(modules)} kinds of model, which have no mean: choose "
-            "another figure"
-        )
-    distance = run.goal is not None and run.goal.column == "consensus_distance"
-    if len(modules) > 1 and distance and run.share == "nothing":
-        raise InputError(
-            f"--until {run.until} with {len(modules)} kinds of model, which share nothing: choose "
-            "another figure"
+            f"--until {run.until} with {len(modules)} kinds of model, which "
+            f"{lack[run.goal.column]}: choose another figure"
         )
     modules = _with_statistics(run, modules)
     objective = components.objective

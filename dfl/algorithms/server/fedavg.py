@@ -150,7 +150,7 @@ class FedAvg(Algorithm[State]):
         """Return the number of peers that are chosen, and the number of stragglers among them.
 
         Raises:
-            InputError: some share of several peers are stragglers, and that is none of them.
+            InputError: `stragglers` is not 0 and makes none of several chosen peers a straggler.
         """
         clients = max(round(self.fraction * peers), 1)
         slow = round(self.stragglers * clients)

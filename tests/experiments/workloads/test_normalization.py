@@ -72,6 +72,23 @@ def test_runs_that_diverged_and_missing_ones_are_stated() -> None:
     assert "IID: GroupNorm 45.0 and 45.0; none 10.0 and 10.0." in text
 
 
+def test_differences_are_paired_by_seed() -> None:
+    common = {"BatchNorm, local": (10.0, 30.0), "GroupNorm": (30.0, 11.0)}
+    rows = [
+        {
+            "partition": "IID", "normalization": name, "seed": seed, "worst_peer": 0.0,
+            "mean_model": 0.0, "common_test": values[seed], "own_test": 2 * values[seed],
+        }
+        for seed in (1, 0)
+        for name, values in common.items()
+    ]  # fmt: skip
+    table = experiment.tabulate(pd.DataFrame(rows)).set_index("normalization")
+    own = table.loc["GroupNorm"]
+    assert own[["minus_local", "own_minus_local"]].tolist() == [0.5, 1.0]
+    assert own["minus_local_std"] == pytest.approx(39 / 2**0.5)
+    assert table.loc["BatchNorm, local", ["minus_local", "minus_local_std"]].tolist() == [0, 0]
+
+
 def test_images_are_means_of_squares() -> None:
     images = np.arange(2 * 3 * 4 * 4).reshape(2, 3, 4, 4)
     for dtype in (np.uint8, np.float32):
