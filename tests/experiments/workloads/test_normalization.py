@@ -9,6 +9,7 @@ import pytest
 import dfl
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS
+from experiments import common
 from experiments.workloads import normalization as experiment
 
 ROUNDS = 20
@@ -73,20 +74,21 @@ def test_runs_that_diverged_and_missing_ones_are_stated() -> None:
 
 
 def test_differences_are_paired_by_seed() -> None:
-    common = {"BatchNorm, local": (10.0, 30.0), "GroupNorm": (30.0, 11.0)}
+    figures = {"BatchNorm, local": (10.0, 30.0), "GroupNorm": (30.0, 11.0)}
     rows = [
         {
             "partition": "IID", "normalization": name, "seed": seed, "worst_peer": 0.0,
             "mean_model": 0.0, "common_test": values[seed], "own_test": 2 * values[seed],
         }
         for seed in (1, 0)
-        for name, values in common.items()
+        for name, values in figures.items()
     ]  # fmt: skip
-    table = experiment.tabulate(pd.DataFrame(rows)).set_index("normalization")
-    own = table.loc["GroupNorm"]
-    assert own[["minus_local", "own_minus_local"]].tolist() == [0.5, 1.0]
+    table = experiment.tabulate(pd.DataFrame(rows))
+    by = common.by_label(table, ["normalization"])
+    own, base = by["GroupNorm"], by["BatchNorm, local"]
+    assert (own["minus_local"], own["own_minus_local"]) == (0.5, 1.0)
     assert own["minus_local_std"] == pytest.approx(39 / 2**0.5)
-    assert table.loc["BatchNorm, local", ["minus_local", "minus_local_std"]].tolist() == [0, 0]
+    assert (base["minus_local"], base["minus_local_std"]) == (0, 0)
 
 
 def test_images_are_means_of_squares() -> None:
