@@ -126,7 +126,9 @@ class Burst(Fault):
     def is_bad(self, links: Ints, round_key: RoundKey) -> Bools:
         """Return which links are in the bad state, (k,)."""
         redrawn = 1 / (self.length * (1 - self.p))
-        return _latest(round_key, "burst", links, redrawn) < redrawn * self.p
+        # A number of 24 bits is below the bound in this share of the rounds.
+        share = math.ceil(redrawn * 2**24) / 2**24
+        return _latest(round_key, "burst", links, redrawn) < share * self.p
 
 
 @FAULTS.register("outage")
@@ -252,10 +254,12 @@ def _drawn(round_key: RoundKey, purpose: str, ids: Ints) -> NDArray[np.float32]:
 
 def _latest(
     round_key: RoundKey, purpose: str, ids: Ints, below: float, rounds: float = math.inf
-) -> NDArray[np.float32]:
+) -> Floats:
     """Return the last number below a bound that each id has drawn, (k,); 1 where there is none.
 
-    Rounds are places in a row of random numbers, those before round 0 as well.
+    Rounds are places in a row of random numbers, those before round 0 as well. The numbers have 48
+    bits, of which the first 24 decide whether they are below the bound: among those below a small
+    bound the first 24 alone take few values.
 
     Args:
         round_key: the last round to look at.
@@ -264,7 +268,7 @@ def _latest(
         below: the bound.
         rounds: how many rounds to look at.
     """
-    found = np.ones(len(ids), np.float32)
+    found = np.ones(len(ids))
     left = np.arange(len(ids))
     end = round_key.t + 1
     first = end - rounds
@@ -272,12 +276,16 @@ def _latest(
     while len(left) and end > first and below:
         window = min(2 * window, 64)
         begin = max(end - window, first)
-        drawn = randomness.uniform(
-            round_key.seed, purpose, ids[left], n=slice(int(begin), end)
-        ).numpy()[:, ::-1]
-        hit = drawn < below
+        places = slice(int(begin), end)
+        drawn = randomness.uniform(round_key.seed, purpose, ids[left], n=places)
+        latest_first = drawn.numpy()[:, ::-1]
+        hit = latest_first < below
         some = hit.any(1)
-        found[left[some]] = drawn[some, hit[some].argmax(1)]
+        hits = left[some]
+        last = np.arange(len(hits)), hit[some].argmax(1)
+        low = randomness.uniform(round_key.seed, f"{purpose}, low bits", ids[hits], n=places)
+        found[hits] = latest_first[some][last]
+        found[hits] += low.numpy()[:, ::-1][last] * 2.0**-24
         left = left[~some]
         end = int(begin)
     return found

@@ -79,6 +79,15 @@ def test_bursts_have_their_frequency_and_their_length(p: float, length: float) -
     assert (run_lengths(seen) == 1).mean() == pytest.approx(1 / length, rel=0.15)  # geometric
 
 
+def test_rare_bursts_that_are_long_keep_their_share() -> None:
+    """A link is redrawn in one of 9,000 rounds and then bad once in 10,000 times, which is finer
+    than the 24 bits of one number.
+    """
+    n = 40_000
+    bad = Burst(p=1e-4, length=9000).is_bad(np.arange(n), RoundKey(n, 0, 0))
+    assert 0 < bad.sum() < n * 1e-4 + 4 * np.sqrt(n * 1e-4)
+
+
 def test_bursts_lose_with_the_probability_of_each_state() -> None:
     gentle = Burst(p=0.3, length=10, bad=0.6, good=0.1)
     seen = lost(gentle)
