@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dfl.config import Run
-from dfl.core.errors import DivergedError
+from dfl.core.errors import DivergedError, InputError
 from dfl.core.profiling import Profiles, active, phase
 from dfl.evaluation import metrics
 from dfl.evaluation.goals import reached
@@ -55,6 +55,8 @@ class Evaluator:
     Attributes:
         done: whether the run has ended, by its rounds or its goal.
         sharing_all: whether all parameters are still shared, see `--share-all-until`.
+        refused: the error of the callback about a round without an evaluation, by which all ranks
+            stop at the next agreement.
         begun: time at which the run began, in seconds of `time.perf_counter`.
     """
 
@@ -66,6 +68,7 @@ class Evaluator:
         self.last: tuple[RunState, metrics.Figures | None] | None = None
         self.done = False
         self.sharing_all = True
+        self.refused: InputError | None = None
         answer = prepared.world.from_root(self._start)
         self.has_callback = bool(answer)
         self.needs_models = answer == b"models"
@@ -89,8 +92,7 @@ class Evaluator:
         if isinstance(run.share_all_goal, int):
             self.sharing_all = t < run.share_all_goal
         if not is_evaluated(t, run):
-            if self.callback:
-                self.callback.round(t)
+            self._pass_round(t)
             self.since = time.perf_counter()
             return
         begun = time.perf_counter()
@@ -144,6 +146,16 @@ class Evaluator:
             return b""
 
         self.prepared.world.from_root(pass_on)
+
+    def _pass_round(self, t: int) -> None:
+        """Pass a round without an evaluation to the callback, and keep its error: only rank 0 has
+        it.
+        """
+        try:
+            if self.callback:
+                self.callback.round(t)
+        except InputError as error:
+            self.refused = error
 
     def _pass_models(self, run_state: RunState) -> None:
         """Pass the models of all peers to the callback, if it needs them."""

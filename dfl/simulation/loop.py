@@ -141,7 +141,7 @@ def _rounds(
             if measured and not error:  # training does not read running statistics
                 task.recompute_statistics(state.x)
             run_state = RunState(t + 1, task, state)
-            signal = _agree_after_round(run_state, prepared, error)
+            signal = _agree_after_round(run_state, prepared, error or evaluator.refused)
             checkpointing.keep(run_state, prepared, evaluator, files, signal)
             yield from evaluator.evaluate(run_state)
     network.close()
@@ -174,21 +174,21 @@ def _misformed(run: Run, state: object, before: Mapping[str, Form]) -> InputErro
 
 
 def _agree_after_round(run_state: RunState, prepared: Prepared, error: InputError | None) -> int:
-    """Agree on what may end the run after a round: a state of another form, a model that is not
-    finite, or a signal.
+    """Agree on what may end the run after a round: a state of another form, a callback's error, a
+    model that is not finite, or a signal.
 
     Models of attackers may be anything.
 
     Args:
         run_state: the state after the round.
         prepared: what the run is made of.
-        error: why this rank's state cannot be used.
+        error: why this rank cannot go on.
 
     Returns:
         The number of the signal that stops the run on some rank; 0 for none.
 
     Raises:
-        InputError: on every rank, if the state of some rank cannot be used.
+        InputError: on every rank, if some rank cannot go on.
         DivergedError: on every rank, if the model of the server or of an honest peer is not finite.
     """
     none = prepared.layout.peers

@@ -76,6 +76,20 @@ for method in methods:
     for row in dfl.simulate(run):
         pass
 """
+REFUSED_ROUND = """
+import dfl
+
+class Refuse(dfl.Callback):
+    def round(self, t):
+        if t == 3:
+            raise dfl.InputError("a callback ends this run")
+
+try:
+    for row in dfl.simulate(dfl.Run(peers=4, rounds=8, eval_every=8), [Refuse()]):
+        pass
+except dfl.InputError as error:
+    print(error)
+"""
 OTHER_ROWS = """
 import sys
 from dataclasses import dataclass
@@ -168,6 +182,13 @@ def test_a_row_counts_for_every_rank_that_receives_it(tmp_path: Path) -> None:
     # Two ranks aggregate 4096 and 714 coordinates: of 4 updates, those that they do not host.
     assert wire["fedavg", 4] == 3 * row + 3 * (row + 4 * 8)
     assert wire["fedavg", 2] == 2 * row + (row + 4 * 8)
+
+
+def test_every_rank_stops_by_an_error_of_a_callback_between_evaluations(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(REFUSED_ROUND)
+    done = mpirun(2, str(tmp_path / "job.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["a callback ends this run"] * 2 + [""]
 
 
 def test_rows_of_neither_peers_nor_edges_are_refused(tmp_path: Path) -> None:
