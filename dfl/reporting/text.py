@@ -8,6 +8,7 @@ import numpy as np
 from rich.filesize import decimal
 
 from dfl.config import Run
+from dfl.evaluation.fairness import ADVERSARY, ODDS, PARITY
 from dfl.reporting.distribution import ends, span
 from dfl.store.callbacks import Peers, Row, RunInfo
 
@@ -142,6 +143,7 @@ def summary(peers: Peers, row: Row) -> list[Line]:
     if "perplexity_mean" in row:
         whose = "of the server's model" if _one(row) else "mean"
         lines += [("perplexity", f"{row['perplexity_mean']:.4g} {whose}, of a token")]
+    lines += _fairness(row)
     if "backdoor_success_mean" in row:
         lines += [
             (
@@ -183,6 +185,9 @@ def _quality(peers: Peers, row: Row) -> list[Line]:
             f"{row['local_accuracy_mean']:.4f} mean, each on the peer's own part of the test set",
         )
     ]
+    if "validation_accuracy_mean" in row:
+        mean = row["validation_accuracy_mean"]
+        local += [("  held out", f"{mean:.4f} mean, each on the peer's own validation examples")]
     if "accuracy_ensemble" in row:
         mean, vote = row["accuracy_ensemble"], row["accuracy_vote"]
         local = [("  ensemble", f"{mean:.4f} by mean output, {vote:.4f} by vote"), *local]
@@ -200,6 +205,15 @@ def _quality(peers: Peers, row: Row) -> list[Line]:
         *([] if np.isnan(mean) else [("  of mean", f"{mean:.4f} the mean of all models")]),
         *local,
     ]
+
+
+def _fairness(row: Row) -> list[Line]:
+    """Return the gaps between groups, and the AUC of the adversary, where there are any."""
+    names = {PARITY: "parity gap", ODDS: "odds gap", ADVERSARY: "adversary AUC"}
+    values = {text: row.get(f"{name}_mean", np.nan) for name, text in names.items()}
+    whose = "of the server's model" if _one(row) else "means over the peers"
+    parts = [f"{text} {value:.4f}" for text, value in values.items() if not np.isnan(value)]
+    return [("fairness", f"{', '.join(parts)}, {whose}")] if parts else []
 
 
 def memory(info: RunInfo) -> list[Line]:
