@@ -42,6 +42,8 @@ class Algorithm(ABC, Generic[S]):
     peer stay in its task.
     """
 
+    name: ClassVar[str] = "own"
+    """Its name on the command line."""
     has_server: ClassVar[bool] = False
     """Whether there is a server, from whose model all peers start."""
     gossips: ClassVar[bool] = True

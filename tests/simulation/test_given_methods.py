@@ -364,7 +364,7 @@ class Naming(DFedAvgM):
         object.__setattr__(self, "name", name)
 
     def observe(self, state: Any) -> Any:
-        return {self.name: state.x.norm(dim=1)}  # type: ignore[attr-defined]
+        return {self.name: state.x.norm(dim=1)}
 
 
 class Requiring(DFedAvgM):

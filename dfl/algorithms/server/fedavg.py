@@ -156,7 +156,7 @@ class FedAvg(Algorithm[State]):
         slow = round(self.stragglers * clients)
         fits = not self.stragglers or slow > 0 or clients == 1
         accepted = f"0 or enough for one of {clients} clients"
-        require(fits, "--algorithm: stragglers", accepted, self.stragglers)
+        require(fits, f"--algorithm {self.name}: stragglers", accepted, self.stragglers)
         return clients, min(slow, clients - 1)
 
     def _draw(self, task: Task, net: Net) -> tuple[Group, Group, NDArray[np.int64] | None]:

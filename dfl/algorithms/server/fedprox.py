@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 class FedProx(FedAvg):
     """Federated optimization in heterogeneous networks (Li et al., MLSys 2020, Algorithm 2).
 
-    Peer k minimizes F_k(z) + μ/2 ||z - w||^2; with μ = 0 it is FedAvg. The server aggregates the
+    Peer k minimizes F_k(z) + μ/2 ||z - w||^2; with μ = 0 it is FedAvg. Where peers keep a part of
+    the model, the term is that of the shared parameters, which w has. The server aggregates the
     updates of stragglers, which do less work.
 
     Attributes:
