@@ -63,15 +63,12 @@ def check_components(
     assert run.peers is not None
     algorithm = components.algorithm
     _check_faults(run, components)
-    if components.loss is cross_entropy and not data.classes:
-        _check_probabilities(data)
     lossy = any(each.touches in ("links", "peers") for each in components.faults)
     components.augment.check_parts(shape_of(data.train_inputs))
-    for goal in (f"--until {run.until}", f"--share-all-until {run.share_all_until}"):
-        if "accuracy" in goal and not data.classes:
-            raise InputError(
-                f"{goal}: labels that are no classes have no accuracy, choose train_loss"
-            )
+    if not data.classes:
+        if components.loss is cross_entropy:
+            _check_probabilities(data)
+        _refuse_accuracies(run)
     reference = np.zeros(NUMBERS)
     uploads, _ = algorithm.traffic(run.peers, 0)
     senders = run.peers if matrices.weights else int(uploads)
@@ -216,6 +213,16 @@ def check_assumptions(
     for line in lines(algorithm.requires):
         raise InputError(line)
     return lines(algorithm.expects)
+
+
+def _refuse_accuracies(run: Run) -> None:
+    """Refuse an ensemble, and goals of accuracy, where labels are no classes."""
+    why = "labels that are no classes have no accuracy"
+    for goal in (f"--until {run.until}", f"--share-all-until {run.share_all_until}"):
+        if "accuracy" in goal:
+            raise InputError(f"{goal}: {why}, choose train_loss")
+    if run.ensemble:
+        raise InputError(f"--ensemble: {why}, leave it out")
 
 
 def _check_probabilities(data: Data) -> None:

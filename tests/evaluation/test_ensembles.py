@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,20 +262,13 @@ def test_examples_with_a_trigger_are_not_in_the_ensemble() -> None:
     assert together.examples == len(setting.test_sets.labels) == 359
 
 
-def test_regression_has_no_ensemble_accuracy() -> None:
+def test_an_ensemble_of_regression_is_refused() -> None:
     inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
     targets = inputs @ np.ones((3, 1), np.float32)
-    run = dfl.Run(peers=4, rounds=1, ensemble=True)
     data = Data(inputs, targets, inputs, targets, classes=0)
-    *_, row = dfl.simulate(
-        replace(
-            run,
-            model=nn.Linear(3, 1),
-            dataset=data,
-            loss="squared_error",
-        )
-    )
-    assert np.isnan([row[name] for name in BOTH]).all()
+    run = dfl.Run(peers=4, model=nn.Linear(3, 1), dataset=data, loss="squared_error", ensemble=True)
+    with pytest.raises(dfl.InputError, match=r"^--ensemble: labels that are no classes"):
+        next(dfl.simulate(run))
 
 
 def test_a_run_stops_at_the_accuracy_of_the_ensemble(dfl_run: Command) -> None:

@@ -188,7 +188,7 @@ def test_every_rank_stops_by_an_error_of_a_callback_between_evaluations(tmp_path
     (tmp_path / "job.py").write_text(REFUSED_ROUND)
     done = mpirun(2, str(tmp_path / "job.py"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n") == ["a callback ends this run"] * 2 + [""]
+    assert done.stdout.count("a callback ends this run") == 2
 
 
 def test_rows_of_neither_peers_nor_edges_are_refused(tmp_path: Path) -> None:

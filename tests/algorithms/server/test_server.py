@@ -247,7 +247,9 @@ def test_stragglers_are_dropped_or_do_less() -> None:
 
 
 def test_a_share_of_stragglers_that_is_none_of_the_clients_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^--algorithm fedavg: stragglers must be 0 or enough for one of 6 clients"):
+    with pytest.raises(
+        InputError, match=r"^--algorithm fedavg: stragglers .* enough for one of 6 clients"
+    ):
         digits(algorithm="fedavg:stragglers=0.05")
     with pytest.raises(InputError, match=r"enough for one of 3 clients, not 0.1"):
         digits(algorithm="fedprox:stragglers=0.1,fraction=0.5")
