@@ -245,8 +245,8 @@ def _outvoted(name: str, f: int, few: int, updates: Updates) -> None:
 def krum(updates: Updates, *, f: Index = 1) -> Aggregate:
     """The row that is closest to most others; weights do not count.
 
-    It has the least sum of ||v_k - v_j||^2 over the n - f - 2 others j that are nearest to it. Ties
-    go to the lowest id.
+    It has the least sum of ||v_k - v_j||^2 over the n - f - 2 others j that are nearest to it, or
+    over all others where fewer are finite. Ties go to the lowest id.
 
     Source: Blanchard et al., "Machine learning with adversaries" (NeurIPS 2017), section 4.
 
@@ -309,20 +309,29 @@ def squares(gram: Floats) -> Floats:
 
 
 def krum_scores(distances: Floats, f: int) -> Floats:
-    """Return the sums of squared distances (k, k) over the k - f - 2 nearest others, (k,)."""
+    """Return the sums of squared distances (k, k) over the k - f - 2 nearest others, (k,).
+
+    A row at an infinite distance to itself is left out: its score is inf. The sums are over all
+    others that are left where these are fewer.
+    """
     n = len(distances)
+    kept = np.isfinite(distances.diagonal())
+    nearest = min(n - f - 2, int(kept.sum()) - 1)
     others = np.sort(np.where(np.eye(n, dtype=bool), np.inf, distances), axis=1)
-    return np.asarray(others[:, : n - f - 2].sum(axis=1))
+    return np.where(kept, others[:, : max(nearest, 0)].sum(axis=1), np.inf)
 
 
 @AGGREGATORS.register("geometric_median")
 def geometric_median(updates: Updates) -> Aggregate:
     """The row z with the least sum of w_k ||v_k - z||.
 
-    The smoothed Weiszfeld iteration starts from the weighted mean:
+    The smoothed Weiszfeld iteration is
 
         z <- sum_k b_k v_k / sum_k b_k,   b_k = w_k / max(1e-6, ||v_k - z||)
 
+    It starts from the weighted mean of half of the rows, by weight: those that are nearest to the
+    row with the least sum of w_k ||v_k - z||. Attackers with less than half of the weight do not
+    move this mean far. They can move that of all rows so far that the iteration does not come back.
     Every z is a mean of the rows, so it is computed from their inner products alone. A row whose
     squared norm exceeds 1e300 is left out, like one that is not finite.
 
@@ -340,7 +349,7 @@ def geometric_median(updates: Updates) -> Aggregate:
 
 def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
     """Return the share of every row in the geometric median, (k,), from inner products (k, k)."""
-    shares = weights / weights.sum()
+    shares = _central(np.sqrt(squares(gram)), weights)
     for _ in range(1000):
         products = gram @ shares
         distances = gram.diagonal() - 2 * products + shares @ products
@@ -350,6 +359,18 @@ def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
         if (np.abs(shares - before) <= 1e-10 * shares).all():
             break
     return np.asarray(shares)
+
+
+def _central(distances: Floats, weights: Floats) -> Floats:
+    """Return the shares of rows in the mean of those that are nearest to the most central row and
+    have half of the weight together, (k,), from distances (k, k).
+    """
+    sums = np.where(weights > 0, distances @ weights, np.inf)
+    order = np.argsort(np.where(weights > 0, distances[sums.argmin()], np.inf), kind="stable")
+    half = np.searchsorted(weights[order].cumsum(), weights.sum() / 2) + 1
+    near = np.zeros(len(weights))
+    near[order[:half]] = weights[order[:half]]
+    return near / near.sum()
 
 
 @AGGREGATORS.register("fltrust")

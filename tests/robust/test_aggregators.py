@@ -146,6 +146,20 @@ def test_krum_chooses_no_attacker_among_a_few(kind: Callable[[int], Rows]) -> No
         assert shares.sum() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("name", ["krum", "multi_krum"])
+def test_krum_is_among_the_finite_rows_also_where_more_than_f_are_not(name: str) -> None:
+    rows = normal(8)
+    rows[[0, 3, 6]] = np.nan
+    finite = [1, 2, 4, 5, 7]
+    best, _ = blanchard(rows[finite], -1)  # sums over all others
+    outcome = AGGREGATORS[name](updates(rows), f=1)
+    chosen = best[: 1 if name == "krum" else 5]
+    mean = rows[[finite[k] for k in chosen]].astype(np.float64).mean(axis=0)
+    np.testing.assert_allclose(outcome.row, mean, atol=1e-14)
+    rows[finite[1:]] = np.inf
+    np.testing.assert_array_equal(AGGREGATORS[name](updates(rows), f=1).row, rows[finite[0]])
+
+
 def test_krum_takes_the_lowest_id_of_equal_rows() -> None:
     outcome = AGGREGATORS["krum"](updates(np.ones((5, 3), np.float32)))
     np.testing.assert_array_equal(scores(outcome), [1, 0, 0, 0, 0])
@@ -191,6 +205,19 @@ def test_geometric_median_is_moved_little_by_distant_rows() -> None:
     rows = [AGGREGATORS["geometric_median"](updates(each)).row for each in (near, far)]
     np.testing.assert_allclose(rows[1], rows[0], atol=0.02)
     np.testing.assert_allclose(rows[1], least_sum(near, np.full(11, 1 / 11)), atol=0.02)
+
+
+@pytest.mark.parametrize(("n", "attackers", "at"), [(41, 20, 1e30), (101, 50, 1e10)])
+def test_geometric_median_withstands_nearly_half_of_the_rows(
+    n: int, attackers: int, at: float
+) -> None:
+    rows = normal(n, 10)
+    rows[:attackers] = at
+    shares = scores(AGGREGATORS["geometric_median"](updates(rows)))
+    honest = shares[attackers:] @ rows[attackers:].astype(np.float64)
+    moved = shares[:attackers].sum() * at * np.sqrt(10)
+    assert moved < 20
+    assert np.linalg.norm(honest) < 20
 
 
 def cao(rows: Rows, own: Rows) -> tuple[Floats, Floats]:
