@@ -16,8 +16,8 @@ from dfl.core.options import require
 from dfl.core.parse import KINDS, shown
 from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, Data
-from dfl.datasets.files import Source, content, find, locate, look, members
-from dfl.datasets.questions import bags, read_json, vocabulary
+from dfl.datasets.files import Source, content, find, locate, look, members, read_json
+from dfl.datasets.questions import bags, vocabulary
 
 INNER = "easy-vqa"
 ARCHIVE = "easy-vqa.tar"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.core.errors import InputError, one_line
+from dfl.core.errors import InputError
 from dfl.core.parse import shown
 from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, Data
-from dfl.datasets.files import PACKINGS, Source, content, locate
+from dfl.datasets.files import PACKINGS, Source, content, find, locate, read_json
 
 SOURCE = Source(url="https://github.com/TalwalkarLab/leaf", files={}, contents={})
 """Its scripts draw a sample of the writers and write the files; there is no official content."""
@@ -79,9 +78,13 @@ def femnist(directory: Path | None) -> Data:
 
 def _half(folder: Path) -> dict[str, tuple[Images, Ints]]:
     """Return images (n, 1, 28, 28) and labels (n,) of every writer, in the order of the files."""
-    paths = sorted(path for packing in PACKINGS for path in folder.glob(f"*.json{packing}"))
+    names = {
+        path.name.removesuffix(packing)
+        for packing in PACKINGS
+        for path in folder.glob(f"[!.]*.json{packing}")
+    }
     found: dict[str, tuple[Images, Ints]] = {}
-    for path in paths:
+    for path in (find(folder, name) for name in sorted(names)):
         for name, images, labels in _writers(path):
             if name in found:
                 raise InputError(
@@ -95,10 +98,7 @@ def _half(folder: Path) -> dict[str, tuple[Images, Ints]]:
 
 def _writers(path: Path) -> Iterator[tuple[str, Images, Ints]]:
     """Yield the name, images and labels of every writer in a file."""
-    try:
-        page = json.loads(content(path, "JSON file of LEAF", MOST))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: found no JSON ({one_line(error)})") from None
+    page = read_json(str(path), content(path, "JSON file of LEAF", MOST))
     keys = ("users", "num_samples", "user_data")
     if not isinstance(page, dict) or not set(keys) <= set(page):
         raise InputError(f"{path}: found no {', '.join(keys)}, expected a file of LEAF")

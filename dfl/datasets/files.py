@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import lzma
 import os
 import sys
@@ -15,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from dfl.core.errors import InputError
+from dfl.core.errors import InputError, one_line
 from dfl.core.reading import check_size, open_regular
 
 if TYPE_CHECKING:
@@ -216,6 +217,18 @@ def content(path: Path, kind: str, limit: int) -> bytearray:
     if len(held) > limit:
         raise InputError(f"{path}: found more than {limit:,} bytes, expected a {kind}")
     return held
+
+
+def read_json(where: str, raw: bytes | bytearray) -> Any:
+    """Return the content of a JSON file.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: found no JSON ({one_line(error)})") from None
 
 
 def members(

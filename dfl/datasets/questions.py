@@ -1,30 +1,15 @@
-"""Questions as bags of words, and the JSON files that hold them."""
+"""Questions as bags of words."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dfl.core.errors import InputError, one_line
 from dfl.datasets.text import most_frequent
-
-
-def read_json(where: str, raw: bytes | bytearray) -> Any:
-    """Return the content of a JSON file.
-
-    Raises:
-        InputError: it is none.
-    """
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: found no JSON ({one_line(error)})") from None
 
 
 def words_of(question: str) -> list[str]:

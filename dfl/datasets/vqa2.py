@@ -16,8 +16,8 @@ from dfl.core.options import Count
 from dfl.core.parse import KINDS, shown
 from dfl.core.registry import example_with
 from dfl.datasets.data import DATASETS, Data
-from dfl.datasets.files import Source, content, find, locate, unpacked
-from dfl.datasets.questions import bags, read_json, vocabulary
+from dfl.datasets.files import Source, content, find, locate, read_json, unpacked
+from dfl.datasets.questions import bags, vocabulary
 from dfl.datasets.text import most_frequent
 
 HALVES = ("train2014", "val2014")

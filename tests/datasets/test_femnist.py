@@ -116,6 +116,25 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
 }  # fmt: skip
 
 
+def test_a_packed_file_is_taken_and_hidden_files_are_not_read(tmp_path: Path) -> None:
+    folder = write_femnist(tmp_path / "femnist")
+    whole = load(tmp_path)
+    path = path_of(folder, "train")
+    path.with_suffix(".json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.write_text("not read")
+    (folder / "train" / f"._{path.name}").write_bytes(b"\0\5\x16\7")
+    assert np.array_equal(load(tmp_path).train_inputs, whole.train_inputs)
+
+
+def test_a_packed_file_that_is_cut_is_named_once(tmp_path: Path) -> None:
+    path = path_of(write_femnist(tmp_path / "femnist"), "train")
+    packed = path.with_suffix(".json.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes())[:-20])
+    line = refused(lambda: load(tmp_path))
+    assert line.startswith(f"{packed}: found Compressed file ended before")
+    assert line.count(str(packed)) == 1
+
+
 BYTES = {
     "empty": (b"", "found no JSON"),
     "cut": (json.dumps(page("train")).encode()[:-100], "found no JSON"),
