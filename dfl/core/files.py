@@ -300,7 +300,7 @@ def is_locked(path: Path) -> bool:
     try:
         with open_regular(path) as file:
             return not flocked(file, fcntl.LOCK_SH, path.parent)
-    except OSError:
+    except (OSError, ValueError):  # no path has a NUL
         return False
 
 

@@ -370,7 +370,7 @@ def _central(distances: Floats, weights: Floats) -> Floats:
     half = np.searchsorted(weights[order].cumsum(), weights.sum() / 2) + 1
     near = np.zeros(len(weights))
     near[order[:half]] = weights[order[:half]]
-    return near / near.sum()
+    return np.asarray(near / near.sum())
 
 
 @AGGREGATORS.register("fltrust")

@@ -31,6 +31,8 @@ ENTRIES = 400_000
 """The most entries of a mixing matrix that are kept."""
 LONGEST_HEADER = 2**16
 """Maximum number of bytes of the first line of peers.bin."""
+DAMAGE = (LookupError, ValueError, TypeError, OverflowError, RecursionError)
+"""What the content of a damaged file raises when it is parsed."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def read_start(folder: Path) -> Start | None:
         return Start.from_bytes(read_bytes(path))
     except FileNotFoundError:
         return None
-    except (OSError, SafetensorError, LookupError, ValueError, TypeError) as error:
+    except (OSError, SafetensorError, *DAMAGE) as error:
         raise InputError(f"{path} is damaged: {one_line(error)}") from None
 
 
@@ -219,7 +221,7 @@ def read_evaluations(folder: Path) -> Evaluations | None:
         held = np.memmap(path, record, "r", len(line), (whole,))
     except FileNotFoundError:
         return None
-    except (OSError, LookupError, ValueError, TypeError) as error:
+    except (OSError, *DAMAGE) as error:
         raise InputError(f"{path} is damaged: {one_line(error)}") from None
     return Evaluations(columns, np.array(held["round"]), held["values"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from dfl.config import COMPONENTS, Run
 from dfl.core.errors import InputError
 from dfl.core.options import options
-from dfl.core.parse import nearest
+from dfl.core.parse import nearest, shown
 from dfl.core.registry import flag, is_own
 from dfl.store import checkpoint_files, manifest
 from dfl.store.run_directory import outputs
@@ -38,6 +39,8 @@ def resumed(folder: Path | str, **changes: object) -> Run:
     Raises:
         InputError: the folder holds no run, another setting is to change, or an object is missing.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise InputError(f"resumed needs the folder of a run, not {shown(folder)}")
     begun = stored_run(Path(folder))
     if begun is None:
         raise InputError(f"{folder} holds no run: there is no run.json in it")

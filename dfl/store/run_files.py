@@ -26,7 +26,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from io import StringIO
+from io import FileIO, StringIO
 from pathlib import Path
 
 import numpy as np
@@ -99,12 +99,23 @@ class RunFiles(Callback):
         self.columns = list(row)
         with self._writing():
             try:
-                with open(self.metrics, "r+b" if self.size else "xb", opener=no_follow) as file:
+                with open(self.metrics, "r+b" if self.size else "xb", 0, opener=no_follow) as file:
                     if file.seek(0, os.SEEK_END) != self.size:
                         raise self._changed()
-                    file.write(self._noted(text.getvalue()))
+                    self._append(file, text.getvalue())
             except FileNotFoundError:
                 raise self._changed() from None
+
+    def _append(self, file: FileIO, text: str) -> None:
+        """Write a text at the end of metrics.csv, or nothing where that fails."""
+        left = memoryview(text.encode())
+        try:
+            while left:
+                left = left[file.write(left) :]
+        except OSError:
+            file.truncate(self.size)
+            raise
+        self._noted(text)
 
     def table(self) -> str:
         """Return metrics.csv so far.

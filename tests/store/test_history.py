@@ -131,7 +131,15 @@ def test_a_folder_without_a_history_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\n", b"{}\n", b"[]\n", b'{"peers": "x", "columns": []}\n']
+    "content",
+    [
+        b"\xff\n",
+        b"{}\n",
+        b"[]\n",
+        b'{"peers": "x", "columns": []}\n',
+        b'{"peers": 1e999, "columns": []}\n',
+        b"[" * 60_000 + b"\n",
+    ],
 )
 def test_a_damaged_history_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "history").mkdir()

@@ -202,6 +202,11 @@ def test_resumed_refuses_other_settings(cut: Path) -> None:
         dfl.resumed(cut, seed=1)
     with pytest.raises(dfl.InputError, match=r"cut: unknown setting 'round' \(did you mean rounds"):
         dfl.resumed(cut, round=9)
+    for read in (dfl.resumed, dfl.load):
+        with pytest.raises(dfl.InputError, match=r"needs the folder of a run, not 3$"):
+            read(3)  # type: ignore[arg-type]
+        with pytest.raises(dfl.InputError, match=r"run\.json"):
+            read("a\0b")
     assert all(f"`{name}`" in str(dfl.resumed.__doc__) for name in FREE)
     run = dfl.resumed(cut, rounds=9)
     assert (run.rounds, run.out, run.resume) == (9, cut, cut)

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -307,6 +308,24 @@ def test_damaged_files_of_a_finished_run_are_found(run: Path) -> None:
     assert "graph.png is missing" in manifest.damage(run)
     os.mkfifo(run / "figures/graph.png")
     assert "graph.png is damaged" in manifest.damage(run, "figures/graph.png")
+
+
+def test_a_run_whose_disk_is_full_keeps_its_complete_rows(tmp_path: Path) -> None:
+    """Files of at most 8 kB stand for it: run.json can be written, a further row cannot."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "dfl.run", "--peers=4", "--model=softmax", "--local-steps=1",
+               "--rounds=60", "--eval-every=1", "--no-report", f"--out={folder}"]  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"dfl: --out {folder} cannot be written to: File too large\n")
+    found = dfl.load(folder)
+    assert 4 * 20 < 4 * len(found.rows) == len(found.history)
+    assert found.record["exit"] == 2
 
 
 def test_a_record_without_checksums_finds_no_damage(run: Path) -> None:
