@@ -98,8 +98,10 @@ class LowRank:
 
 
 def _normal(bits: Tensor) -> Tensor:
-    """Return nearly normal numbers from random bits (q, n): the sums of their four bytes."""
+    """Return nearly normal numbers below 1 from random bits (q, n), by the sums of their four
+    bytes. Products with the largest messages remain finite.
+    """
     # Flat first: an empty array has no stride with which it could be seen as bytes.
     flat = bits.reshape(-1).contiguous()
     four: Tensor = flat.view(torch.uint8).view(len(bits), bits.shape[1], 4)
-    return four.sum(2).float() - 510
+    return (four.sum(2).float() - 510) * 2.0**-16
