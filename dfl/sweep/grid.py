@@ -251,8 +251,8 @@ def name_of(values: Mapping[str, object]) -> str:
     """Return the name of a cell: its values in characters that suit every disk and every shell.
 
     small_world:k=4 becomes small_world-k=4. Where more than that colon is replaced, as in a path,
-    or a value is too long, a checksum of all values follows, so that different cells have different
-    names in every grid.
+    or a value is too long, a checksum of all values follows. Different cells have different names,
+    but for x:y and x-y, which a grid refuses.
     """
     texts = {name: unquoted(value) for name, value in values.items()}
     plain = ",".join(f"{name}={text}" for name, text in texts.items())

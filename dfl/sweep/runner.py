@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dfl.config import Run
-from dfl.core.errors import DivergedError, InputError, Suspended
+from dfl.core.errors import DivergedError, InputError, Suspended, one_line
 from dfl.core.files import Lock, atomically
 from dfl.core.parse import shown
 from dfl.core.registry import flag, name_of, split_specs
@@ -234,44 +235,57 @@ def _launch(page: LivePage, cells: Sequence[Cell], jobs: int, ranks: int) -> Non
     )
 
 
-def _raise_failed(failed: Mapping[Path, str]) -> None:
+def _raise_failed(failed: Mapping[Path, str], cause: Exception | None = None) -> None:
     """Raise the error of the first failed cell, with the number of the others.
 
     Args:
         failed: the folders of the failed cells, and the reasons.
+        cause: the cause of the error.
 
     Raises:
         InputError: a cell failed.
     """
     for path, reason in failed.items():
         others = f" ({len(failed) - 1} more cells failed)" if len(failed) > 1 else ""
-        raise InputError(f"{path}: {reason}{others}")
+        raise InputError(f"{path}: {reason}{others}") from cause
 
 
 def _run_here(page: LivePage, cells: Sequence[Cell]) -> None:
     """Run some cells of the grid of a page in this process.
 
     Raises:
-        InputError: after all other cells have run: a cell failed, or another program runs it.
+        InputError: after all other cells have run: a cell failed, or another program runs it. Its
+            cause is the first error of a cell that is neither an InputError nor an OSError.
     """
     folder, total = page.folder, len(page.grid.cells)
     console = make_console(stderr=True)
-    failed = dict[Path, str]()
+    failed, causes = dict[Path, str](), list[Exception]()
     for number, cell in enumerate(cells, total - len(cells) + 1):
+        path = folder / cell.name
         try:
-            with Lock(folder / cell.name, CELL_LOCK):
-                summary = _simulate(folder / cell.name, cell.run)
-        except (InputError, OSError) as error:
-            reason = str(error)
-            if isinstance(error, OSError):
-                reason = f"{error.filename or folder / cell.name}: {error.strerror or error}"
-            failed[folder / cell.name] = reason
-            summary = f"failed: {reason}"
+            with Lock(path, CELL_LOCK):
+                summary = _simulate(path, cell.run)
+        except Suspended:
+            raise
+        except Exception as error:
+            known = isinstance(error, InputError | OSError)
+            causes += [] if known else [error]
+            failed[path] = _reason(error, path)
+            summary = f"failed: {failed[path]}"
             with suppress(OSError):
-                _write_log(folder / cell.name, [reason])
+                _write_log(path, [failed[path]], "" if known else traceback.format_exc())
         print_line(console, f"[{number}/{total}] {cell.name}: {summary}")
         page.refresh()
-    _raise_failed(failed)
+    _raise_failed(failed, next(iter(causes), None))
+
+
+def _reason(error: Exception, folder: Path) -> str:
+    """Return why a cell failed, in one line."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename or folder}: {error.strerror or error}"
+    return one_line(error)
 
 
 def _simulate(folder: Path, run: Run) -> str:
@@ -317,10 +331,11 @@ def _simulate(folder: Path, run: Run) -> str:
     return f"{how['ending']}, {record['seconds']:.0f} s"
 
 
-def _write_log(folder: Path, messages: Iterable[str]) -> None:
-    """Write output.log with a line for each message."""
+def _write_log(folder: Path, messages: Iterable[str], before: str = "") -> None:
+    """Write output.log: a text, and a line for each message."""
+    lines = "".join(f"dfl: {' '.join(line.split())}\n" for line in messages)
     with atomically(folder / "output.log") as part:
-        part.write_text("".join(f"dfl: {' '.join(line.split())}\n" for line in messages))
+        part.write_text(before + lines)
 
 
 def _remove_models(folder: Path) -> None:

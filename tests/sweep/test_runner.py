@@ -18,6 +18,7 @@ import dfl.reporting.simulate
 from dfl.algorithms import ALGORITHMS
 from dfl.algorithms.gossip.dfedavgm import DFedAvgM
 from dfl.core.errors import InputError, Suspended
+from dfl.robust.aggregators import Aggregate, Updates
 from dfl.store import manifest
 from dfl.sweep import Cell, combinations, run_grid, scheduler
 from dfl.sweep.status import read_state
@@ -328,6 +329,27 @@ def test_a_failed_cell_in_process_is_raised_after_the_others(tmp_path: Path) -> 
     states = [read_state(tmp_path / "out" / cell.name) for cell in grid]
     assert [state.status for state in states] == ["failed", "done"]
     assert "none" in states[0].reason
+
+
+def test_other_errors_of_a_cell_in_process_do_not_stop_the_others(tmp_path: Path) -> None:
+    """The error of an object of the caller is the cause of the one that is raised at the end."""
+
+    def wrong(updates: Updates) -> Aggregate:
+        if np.abs(updates.rows).max() > 1e-6:
+            raise ArithmeticError("does not\nconverge")
+        return Aggregate(updates.mix(updates.weights))
+
+    settings = SETTINGS | {"algorithm": "fedavg"}
+    grid = combinations(settings, {"aggregator": [wrong, "median"], "seed": [0, 1]})
+    with pytest.raises(InputError, match=r"does not converge \(1 more cells failed\)$") as raised:
+        run_grid(grid, tmp_path, in_process=True)
+    assert isinstance(raised.value.__cause__, ArithmeticError)
+    states = [read_state(tmp_path / cell.name) for cell in grid]
+    assert [state.status for state in states] == ["failed", "failed", "done", "done"]
+    assert "does not converge" in states[1].reason
+    log = (tmp_path / grid[0].name / "output.log").read_text()
+    assert log.startswith("Traceback")
+    assert "in wrong" in log
 
 
 @pytest.mark.usefixtures("fake_cells")
