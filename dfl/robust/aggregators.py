@@ -325,13 +325,13 @@ def krum_scores(distances: Floats, f: int) -> Floats:
 def geometric_median(updates: Updates) -> Aggregate:
     """The row z with the least sum of w_k ||v_k - z||.
 
-    The smoothed Weiszfeld iteration is
+    The smoothed Weiszfeld iteration starts from the weighted mean:
 
         z <- sum_k b_k v_k / sum_k b_k,   b_k = w_k / max(1e-6, ||v_k - z||)
 
-    It starts from the weighted mean of half of the rows, by weight: those that are nearest to the
-    row with the least sum of w_k ||v_k - z||. Attackers with less than half of the weight do not
-    move this mean far. They can move that of all rows so far that the iteration does not come back.
+    Attackers can move the mean so far that 1,000 iterations do not come back. Where the iteration
+    does not converge, it starts again from the weighted mean of the rows that are nearest to the
+    row with the least sum of w_k ||v_k - z|| and have more than half of the weight together.
     Every z is a mean of the rows, so it is computed from their inner products alone. A row whose
     squared norm exceeds 1e300 is left out, like one that is not finite.
 
@@ -349,7 +349,15 @@ def geometric_median(updates: Updates) -> Aggregate:
 
 def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
     """Return the share of every row in the geometric median, (k,), from inner products (k, k)."""
-    shares = _central(np.sqrt(squares(gram)), weights)
+    shares, converged = _iterated(gram, weights, weights / weights.sum())
+    if not converged:
+        central = _central(np.sqrt(squares(gram)), weights)
+        shares, _ = _iterated(gram, weights, central)
+    return shares
+
+
+def _iterated(gram: Floats, weights: Floats, shares: Floats) -> tuple[Floats, bool]:
+    """Return the shares of the rows after at most 1,000 iterations, and whether they converged."""
     for _ in range(1000):
         products = gram @ shares
         distances = gram.diagonal() - 2 * products + shares @ products
@@ -357,17 +365,17 @@ def _weiszfeld(gram: Floats, weights: Floats) -> Floats:
         before = shares
         shares = pulls / pulls.sum()
         if (np.abs(shares - before) <= 1e-10 * shares).all():
-            break
-    return np.asarray(shares)
+            return shares, True
+    return shares, False
 
 
 def _central(distances: Floats, weights: Floats) -> Floats:
     """Return the shares of rows in the mean of those that are nearest to the most central row and
-    have half of the weight together, (k,), from distances (k, k).
+    have more than half of the weight together, (k,), from distances (k, k).
     """
     sums = np.where(weights > 0, distances @ weights, np.inf)
     order = np.argsort(np.where(weights > 0, distances[sums.argmin()], np.inf), kind="stable")
-    half = np.searchsorted(weights[order].cumsum(), weights.sum() / 2) + 1
+    half = np.searchsorted(weights[order].cumsum(), weights.sum() / 2, side="right") + 1
     near = np.zeros(len(weights))
     near[order[:half]] = weights[order[:half]]
     return np.asarray(near / near.sum())

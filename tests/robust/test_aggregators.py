@@ -147,7 +147,7 @@ def test_krum_chooses_no_attacker_among_a_few(kind: Callable[[int], Rows]) -> No
 
 
 @pytest.mark.parametrize("name", ["krum", "multi_krum"])
-def test_krum_is_among_the_finite_rows_also_where_more_than_f_are_not(name: str) -> None:
+def test_krum_is_among_the_finite_rows_where_too_few_are_finite(name: str) -> None:
     rows = normal(8)
     rows[[0, 3, 6]] = np.nan
     finite = [1, 2, 4, 5, 7]
@@ -205,6 +205,13 @@ def test_geometric_median_is_moved_little_by_distant_rows() -> None:
     rows = [AGGREGATORS["geometric_median"](updates(each)).row for each in (near, far)]
     np.testing.assert_allclose(rows[1], rows[0], atol=0.02)
     np.testing.assert_allclose(rows[1], least_sum(near, np.full(11, 1 / 11)), atol=0.02)
+
+
+def test_geometric_median_of_two_rows_of_equal_weight_is_their_mean() -> None:
+    rows = normal(2)
+    np.testing.assert_allclose(
+        AGGREGATORS["geometric_median"](updates(rows)).row, rows.mean(axis=0), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("n", "attackers", "at"), [(41, 20, 1e30), (101, 50, 1e10)])
