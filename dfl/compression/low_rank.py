@@ -98,8 +98,8 @@ class LowRank:
 
 
 def _normal(bits: Tensor) -> Tensor:
-    """Return nearly normal numbers below 1 from random bits (q, n), by the sums of their four
-    bytes. Products with the largest messages remain finite.
+    """Return nearly normal numbers from random bits (q, n), by the sums of their four bytes. They
+    are small, so that products with messages up to about 1e37 remain finite.
     """
     # Flat first: an empty array has no stride with which it could be seen as bytes.
     flat = bits.reshape(-1).contiguous()

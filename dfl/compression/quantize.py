@@ -46,7 +46,7 @@ class Quantize:
     Nearest and sign contract, ‖Q(x) - x‖ < ‖x‖ for x ≠ 0; for sign ‖Q(x) - x‖² = ‖x‖² - m mean².
     Midrise has no zero: its error of at most s/2 per coordinate contracts where the root mean
     square of a block exceeds s/2, not on a block with few nonzero entries. A block of zeros becomes
-    zeros under every rounding. All of this is of steps that are normal numbers of float32.
+    zeros under every rounding. This holds where steps are normal float32 numbers, not subnormal.
 
     The bytes are the steps, float32 in memory order, then the codes v + 2^(b-1), packed: 4 bytes
     per block and ceil(b m / 8). With one block these are the 32 + b d bits of the paper.

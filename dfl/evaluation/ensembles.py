@@ -82,8 +82,7 @@ class Ensemble:
         """Return columns of metrics.csv, on rank 0: accuracy by the mean output and by vote.
 
         Args:
-            single: the accuracy if no examples were added: that of a server's one model, or NaN
-                where labels are no classes.
+            single: the accuracy if no examples were added: that of a server's one model.
         """
         mean, vote = self.correct / self.examples if self.examples else (single, single)
         return {"accuracy_ensemble": float(mean), "accuracy_vote": float(vote)}

@@ -270,7 +270,9 @@ class Callback:
         """Called before the first round of this launch."""
 
     def round(self, t: int) -> None:
-        """Called after t rounds where no evaluation is due."""
+        """Called after t rounds where no evaluation is due. An InputError ends the run after the
+        next round.
+        """
 
     def row(self, row: Row) -> None:
         """Called after each evaluation."""

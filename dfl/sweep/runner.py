@@ -255,11 +255,12 @@ def _run_here(page: LivePage, cells: Sequence[Cell]) -> None:
 
     Raises:
         InputError: after all other cells have run: a cell failed, or another program runs it. Its
-            cause is the first error of a cell that is neither an InputError nor an OSError.
+            cause is the error of the first such cell, if it is no InputError or OSError.
     """
     folder, total = page.folder, len(page.grid.cells)
     console = make_console(stderr=True)
-    failed, causes = dict[Path, str](), list[Exception]()
+    failed = dict[Path, str]()
+    cause: Exception | None = None  # only one: its traceback holds the models of its cell
     for number, cell in enumerate(cells, total - len(cells) + 1):
         path = folder / cell.name
         try:
@@ -269,14 +270,15 @@ def _run_here(page: LivePage, cells: Sequence[Cell]) -> None:
             raise
         except Exception as error:
             known = isinstance(error, InputError | OSError)
-            causes += [] if known else [error]
+            if not failed and not known:
+                cause = error
             failed[path] = _reason(error, path)
             summary = f"failed: {failed[path]}"
             with suppress(OSError):
                 _write_log(path, [failed[path]], "" if known else traceback.format_exc())
         print_line(console, f"[{number}/{total}] {cell.name}: {summary}")
         page.refresh()
-    _raise_failed(failed, next(iter(causes), None))
+    _raise_failed(failed, cause)
 
 
 def _reason(error: Exception, folder: Path) -> str:
@@ -335,7 +337,7 @@ def _write_log(folder: Path, messages: Iterable[str], before: str = "") -> None:
     """Write output.log: a text, and a line for each message."""
     lines = "".join(f"dfl: {' '.join(line.split())}\n" for line in messages)
     with atomically(folder / "output.log") as part:
-        part.write_text(before + lines)
+        part.write_text(before + lines, errors="backslashreplace")
 
 
 def _remove_models(folder: Path) -> None:

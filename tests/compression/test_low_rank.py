@@ -42,7 +42,7 @@ def test_matrices_of_its_rank_are_exact(rank: int) -> None:
     assert torch.allclose(decoded, x, rtol=0, atol=1e-12)
 
 
-def test_factors_of_the_largest_messages_are_finite() -> None:
+def test_factors_of_very_large_messages_are_finite() -> None:
     x = 1e35 * normal(2, 64 * 64) / 3
     assert through(fitted(LowRank(rank=2), ((64, 64),)), x).isfinite().all()
 

@@ -80,12 +80,15 @@ def test_bursts_have_their_frequency_and_their_length(p: float, length: float) -
 
 
 def test_rare_bursts_that_are_long_keep_their_share() -> None:
-    """A link is redrawn in one of 9,000 rounds and then bad once in 10,000 times, which is finer
-    than the 24 bits of one number.
+    """A link is redrawn in one of 3,000 rounds and then bad 3 times in 100,000, which is finer than
+    the 24 bits of one number.
     """
-    n = 40_000
-    bad = Burst(p=1e-4, length=9000).is_bad(np.arange(n), RoundKey(n, 0, 0))
-    assert 0 < bad.sum() < n * 1e-4 + 4 * np.sqrt(n * 1e-4)
+    n, p = 60_000, 3e-5
+    burst = Burst(p=p, length=3000)
+    bad = np.flatnonzero(burst.is_bad(np.arange(n), RoundKey(n, 2, 0)))
+    assert 0 < len(bad) < n * p + 4 * np.sqrt(n * p)
+    for t in range(1, 40, 3):  # the bursts go on
+        assert burst.is_bad(bad, RoundKey(n, 2, t)).all()
 
 
 def test_bursts_lose_with_the_probability_of_each_state() -> None:

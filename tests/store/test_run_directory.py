@@ -313,8 +313,10 @@ def test_damaged_files_of_a_finished_run_are_found(run: Path) -> None:
 def test_a_run_whose_disk_is_full_keeps_its_complete_rows(tmp_path: Path) -> None:
     """Files of at most 8 kB stand for it: run.json can be written, a further row cannot."""
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "dfl.run", "--peers=4", "--model=softmax", "--local-steps=1",
-               "--rounds=60", "--eval-every=1", "--no-report", f"--out={folder}"]  # fmt: skip
+    # Without bytecode, which would be cut as well, and imported.
+    command = [sys.executable, "-B", "-m", "dfl.run", "--peers=4", "--model=softmax",
+               "--local-steps=1", "--rounds=60", "--eval-every=1", "--no-report",
+               f"--out={folder}"]  # fmt: skip
     done = subprocess.run(
         ["bash", "-c", 'ulimit -f 8; exec "$@"', "bash", *command],
         capture_output=True,

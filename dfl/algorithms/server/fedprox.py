@@ -19,8 +19,8 @@ class FedProx(FedAvg):
     """Federated optimization in heterogeneous networks (Li et al., MLSys 2020, Algorithm 2).
 
     Peer k minimizes F_k(z) + μ/2 ||z - w||^2; with μ = 0 it is FedAvg. Where peers keep a part of
-    the model, the term is that of the shared parameters, which w has. The server aggregates the
-    updates of stragglers, which do less work.
+    the model, the term covers the shared parameters only; the server has no others. The server
+    aggregates the updates of stragglers, which do less work.
 
     Attributes:
         mu: μ.
