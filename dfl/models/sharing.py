@@ -49,8 +49,8 @@ def shared_names(share: str, names: Sequence[str], nets: Sequence[str] = ()) -> 
             matches them and does not begin with *.
 
     Raises:
-        InputError: a pattern that matches no name, more layers than the model has, or another of
-            these forms than patterns joined by +.
+        InputError: a pattern that matches no name, more layers than the model has, or a part
+            joined by + that is not a pattern.
     """
     layers = tuple(
         dict.fromkeys(_layer(name) for name in names if name.partition(".")[0] not in nets)
