@@ -1,5 +1,5 @@
-"""Layers that torch lacks: dropout whose mask is an input, convolutions that choose the order of
-numbers in memory, adapters, and a model that is split.
+"""Layers that torch lacks: dropout whose mask is an input, embeddings without values, convolutions
+that choose the order of numbers in memory, adapters, and a model that is split.
 
 This module imports torch at once. Modules that check a command line import it in their functions.
 """
@@ -55,6 +55,16 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """Return the arguments that torch shows when it prints a model."""
         return f"rate={self.rate}, units={self.units}"
+
+
+def embedding_layer(tokens: int, width: int) -> nn.Embedding:
+    """Return `nn.Embedding(tokens, width)`, on the meta device without drawing its values: there
+    torch would import hundreds of modules for them, which takes a second.
+    """
+    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(tokens, width), freeze=False)
+    if not table.weight.is_meta:
+        table.reset_parameters()
+    return table
 
 
 class Conv2d(nn.Conv2d):
@@ -143,7 +153,10 @@ class LoRALinear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, rank: int, alpha: float) -> None:
         super().__init__(inputs, outputs)
         self.scale = alpha / rank
-        self.lora_a = nn.Parameter(torch.randn(rank, inputs) / math.sqrt(inputs))
+        a = torch.empty(rank, inputs)
+        if not a.is_meta:  # as in `embedding_layer`
+            a = torch.randn(rank, inputs) / math.sqrt(inputs)
+        self.lora_a = nn.Parameter(a)
         self.lora_b = nn.Parameter(torch.zeros(outputs, rank))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -254,13 +267,22 @@ def split_model(
 
 
 def _width(f: nn.Sequential, shape: tuple[int, ...]) -> int:
-    """Return the size of the representation f(x) of an example, where the parameters of f are: on
-    the meta device, it is computed without values.
+    """Return the size of the representation f(x) of an example.
+
+    Parameters without values count as 0: on the meta device their products would import much of
+    torch.compile, which takes a second.
     """
-    first = next(f.parameters())
     tried = copy.deepcopy(f)  # whose running statistics change
-    with first.device, torch.no_grad():
-        h: Tensor = tried(torch.zeros(2, *shape, dtype=first.dtype))  # BatchNorm takes no fewer
+    first = next(f.parameters())
+    values = {
+        name: torch.zeros(value.shape, dtype=value.dtype)
+        for name, value in (*f.named_parameters(), *f.named_buffers())
+        if value.is_meta
+    }
+    device = torch.device("cpu") if first.is_meta else first.device
+    with device, torch.no_grad():
+        x = torch.zeros(2, *shape, dtype=first.dtype)  # BatchNorm takes no fewer
+        h: Tensor = torch.func.functional_call(tried, values, x)
     return math.prod(h.shape[1:])
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dfl.models.layers import embedding_layer
 from dfl.models.modules import STACKED
 
 ALIGNED = 64
@@ -362,7 +363,7 @@ class NextToken(nn.Module):
         super().__init__()
         self.everywhere = everywhere
         self.cell = cell
-        self.embedding = nn.Embedding(tokens, embedding)
+        self.embedding = embedding_layer(tokens, embedding)
         kind = PeepholeLSTM if peepholes else CELLS[cell]
         self.add_module(cell, kind(embedding, hidden, layers))
         self.narrow = nn.Linear(hidden, embedding) if tied else nn.Identity()

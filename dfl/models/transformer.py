@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dfl.models.layers import LoRALinear, adapters
+from dfl.models.layers import LoRALinear, adapters, embedding_layer
 
 
 class Attention(nn.Module):
@@ -116,8 +116,8 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.everywhere = everywhere
-        self.embedding = nn.Embedding(tokens, width)
-        self.places = nn.Embedding(steps, width)
+        self.embedding = embedding_layer(tokens, width)
+        self.places = embedding_layer(steps, width)
         blocks = (Block(width, heads, steps, lora, alpha) for _ in range(depth))
         self.blocks = nn.Sequential(*blocks)
         self.norm = nn.LayerNorm(width)

@@ -345,7 +345,9 @@ def _try_model(
     found: Sequence[Tensor] = ()
     try:
         if training:
-            found = torch.autograd.grad(outputs, [*leaves.values()], slopes, materialize_grads=True)
+            # Of a sum: for gradients that are given torch imports sympy, which takes half a second.
+            total = (outputs * slopes).sum()
+            found = torch.autograd.grad(total, [*leaves.values()], materialize_grads=True)
     except Exception as error:
         raise InputError(f"the model {name} cannot be differentiated: {one_line(error)}") from error
     _check_draws(states)

@@ -12,6 +12,7 @@ from torch import nn
 
 import dfl
 from dfl.comm.mpi import World
+from dfl.models.layers import embedding_layer
 from dfl.models.modules import stacked_models
 from dfl.models.parameter_layout import ParameterLayout, draw
 from dfl.models.recurrent import CELLS, GRU, LSTM, LastState, PeepholeLSTM
@@ -381,3 +382,17 @@ def test_frozen_weights_are_those_of_all_models(kind: type[LSTM | GRU], kept: st
     expected = gradients(module, own, x, together=False)
     for name, value in gradients(module, own, x, together=True).items():
         torch.testing.assert_close(value, expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_an_embedding_starts_at_the_values_of_torch() -> None:
+    torch.manual_seed(0)
+    torchs = nn.Embedding(5, 3)
+    torch.manual_seed(0)
+    ours = embedding_layer(5, 3)
+    assert torch.equal(ours.weight, torchs.weight)
+    assert ours.weight.requires_grad
+    assert repr(ours) == repr(torchs)
+    with torch.device("meta"):
+        blank = embedding_layer(5, 3)
+    assert blank.weight.is_meta
+    assert blank.weight.requires_grad

@@ -15,7 +15,9 @@ from tests.support.hospitals import frame
 from tests.support.mpirun import ENV, mpirun
 from tests.support.small_run import FLAGS
 
-HEAVY = {"pandas", "sklearn", "networkx", "scipy.special", "scipy.stats", "torch._dynamo"}
+COMPILER = {"torch._dynamo", "sympy"}
+"""What torch imports for some functions of tensors without values, and for given gradients."""
+HEAVY = {"pandas", "sklearn", "networkx", "scipy.special", "scipy.stats", *COMPILER}
 """What no run on a ring needs."""
 AT_ROOT = {"cyclopts", "rich", "topologies", "scipy.linalg"}
 """What rank 0 alone needs."""
@@ -64,6 +66,31 @@ def test_nothing_is_searched_for_garbage_when_the_process_ends() -> None:
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) < 1000
+
+
+WITHOUT_COMPILER = """
+import sys, torch, dfl
+from tests.support.sequences import sequences
+
+own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+words = {"dataset": sequences(), "model": "char_lstm:hidden=3,embedding=2"}
+adapted = words | {"model": "transformer:width=4,depth=1,heads=2,lora=1"}
+for values in (
+    {"algorithm": "fedavg"}, {"algorithm": "gradient_tracking"}, {"model": own}, words, adapted,
+):
+    list(dfl.simulate(dfl.Run(peers=3, rounds=1, examples_per_peer=8, **values)))
+    print(*sys.modules)
+"""
+
+
+@pytest.mark.slow
+def test_runs_do_not_import_the_compiler_of_torch() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, env=ENV
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = [COMPILER & set(line.split()) for line in ended.stdout.splitlines()]
+    assert found == [set()] * 5
 
 
 @pytest.mark.slow

@@ -20,12 +20,9 @@ from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.gossip.gradient_tracking import State
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dfl.algorithms.protocols import Net, Task
-else:
-    from dfl.core.lazy import torch
 
 
 @ALGORITHMS.register("d2")
@@ -63,7 +60,7 @@ class D2(Algorithm[State]):
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with no memory."""
-        return State(x, torch.zeros_like(x))
+        return State(x, x.new_zeros(x.shape))
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train, average the models moved by the memory, and remember what that changed."""

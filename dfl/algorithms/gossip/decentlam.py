@@ -11,13 +11,10 @@ from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.gossip.dsgdm import State
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dfl.algorithms.protocols import Net, Task
     from dfl.training.solver import Solver
-else:
-    from dfl.core.lazy import torch
 
 
 @ALGORITHMS.register("decentlam")
@@ -49,7 +46,7 @@ class DecentLaM(Algorithm[State]):
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with no momentum."""
-        return State(x, torch.zeros_like(x))
+        return State(x, x.new_zeros(x.shape))
 
     def solver(self, solver: Solver) -> Solver:
         """Leave the momentum to `round`."""

@@ -8,12 +8,9 @@ from typing import TYPE_CHECKING
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dfl.algorithms.protocols import Net, Task
-else:
-    from dfl.core.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class DSGDm(Algorithm[State]):
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with no momentum."""
-        return State(x, torch.zeros_like(x))
+        return State(x, x.new_zeros(x.shape))
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train with the momentum of the last round, then average the models."""

@@ -16,12 +16,9 @@ from dfl.algorithms.assumptions import (
 from dfl.algorithms.base import ALGORITHMS, Algorithm
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dfl.algorithms.protocols import Net, Task
-else:
-    from dfl.core.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ class GradientTracking(Algorithm[State]):
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with no correction."""
-        return State(x, torch.zeros_like(x))
+        return State(x, x.new_zeros(x.shape))
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train with corrected gradients, average the models, and average the gradients."""

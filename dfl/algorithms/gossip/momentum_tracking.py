@@ -11,12 +11,9 @@ from dfl.algorithms.base import ALGORITHMS, Algorithm
 from dfl.algorithms.gossip.gradient_tracking import GradientTracking
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from dfl.algorithms.protocols import Net, Task
-else:
-    from dfl.core.lazy import torch
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class MomentumTracking(Algorithm[State]):
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with no momentum and no correction."""
-        return State(x, torch.zeros_like(x), torch.zeros_like(x))
+        return State(x, x.new_zeros(x.shape), x.new_zeros(x.shape))
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train with corrected momentum, average the models, and average the momenta."""

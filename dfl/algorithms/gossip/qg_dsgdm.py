@@ -47,7 +47,7 @@ class QGDSGDm(Algorithm[State]):
 
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with no momentum."""
-        return State(x, torch.zeros_like(x))
+        return State(x, x.new_zeros(x.shape))
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Train from the momentum, average, and add the change of the model to the momentum."""

@@ -74,7 +74,7 @@ class RelaySGD(Algorithm[State]):
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, before any message."""
         T, edges = len(net.graphs), len(net.union.into_owner)
-        relayed, sums = x.new_zeros(edges, x.shape[1]), torch.zeros_like(x)
+        relayed, sums = x.new_zeros(edges, x.shape[1]), x.new_zeros(x.shape)
         return State(x, x, relayed, x.new_zeros(edges, T, 1), sums, x.new_zeros(len(x), T, 1))
 
     def round(self, state: State, task: Task, net: Net) -> State:

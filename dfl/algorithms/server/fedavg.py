@@ -103,7 +103,7 @@ class FedAvg(Algorithm[State]):
     def init(self, x: Tensor, copies: Tensor, net: Net) -> State:
         """Start at x, with zero velocity."""
         scores = torch.full((net.hosted,), float("nan"), dtype=torch.float64)
-        return State(x, torch.zeros_like(x), scores)
+        return State(x, x.new_zeros(x.shape), scores)
 
     def round(self, state: State, task: Task, net: Net) -> State:
         """Send the model to some peers, let them train, and add the mean of their updates."""
