@@ -344,7 +344,7 @@ class Run:
     def described(self) -> Run:
         """Return the run with a description in place of each object, own:MyMethod(beta=0.9)."""
         specs: dict[str, Any] = {name: own(value) for name, value in self.objects.items()}
-        return replace(self, **specs)
+        return replace(self, **specs) if specs else self
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields as plain values, for TOML and JSON, without those that are None.

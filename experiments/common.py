@@ -314,15 +314,16 @@ def ends(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:
         rows: the evaluations of all runs.
         labels: the columns that distinguish runs, the seed among them.
     """
-    return pd.DataFrame(
-        [
+    found = []
+    for _, own in groups(rows, labels):
+        last = tail(own)
+        found.append(
             {
-                str(name): tail_mean(own, str(name)) if name in MEASURED else own[name].iloc[-1]
+                str(name): float(last[name].mean()) if name in MEASURED else own[name].iloc[-1]
                 for name in own
             }
-            for _, own in groups(rows, labels)
-        ]
-    )
+        )
+    return pd.DataFrame(found)
 
 
 def by_seed(rows: pd.DataFrame, labels: Sequence[str]) -> pd.DataFrame:

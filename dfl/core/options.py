@@ -71,7 +71,7 @@ class Option:
         """The kind of its values."""
         return KINDS[self.spelled]
 
-    @property
+    @functools.cached_property
     def accepted(self) -> str:
         """A phrase for the values that it takes, for messages."""
         if self.choices:
@@ -100,14 +100,9 @@ class Option:
         Raises:
             InputError: it is of another kind, out of the range, or none of the choices.
         """
-        numpy = sys.modules.get("numpy")  # without it there are no numpy scalars
-        if numpy is not None:
-            plain = (
-                each.item() if isinstance(each, numpy.generic) else each for each in _several(value)
-            )
-            value = tuple(plain) if isinstance(value, tuple) else next(plain)
         if value is None and self.optional:
             return value
+        value = tuple(map(_plain, value)) if isinstance(value, tuple) else _plain(value)
         if not self.kind.holds(value):
             meant = self.accepted if self.choices else self.kind.meant
             raise InputError(f"{where} must be {meant}, not {shown(value)}")
@@ -170,6 +165,12 @@ def check_chosen(where: str, fraction: float | None, peers: tuple[int, ...] | No
         )
     if not peers:
         raise InputError(f"{where}: peers must be at least one peer, not ()")
+
+
+def _plain(value: object) -> object:
+    """Return a numpy scalar as a Python number; anything else as it is."""
+    numpy = sys.modules.get("numpy")  # without it there are no numpy scalars
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
 def _range(bounds: Mapping[str, float]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -83,7 +84,7 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
 
-    @property
+    @cached_property
     def numeric(self) -> list[bool]:
         """Whether each column has a number in some row."""
         return [any(row[k].value is not None for row in self.rows) for k in range(len(self.head))]

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ def ended(error: BaseException | None) -> dict[str, int | str]:
     return {"exit": code, "ending": how}
 
 
+@cache
 def _version(package: str) -> str | None:
+    """Return the version of a package, None without it; its metadata takes milliseconds to read."""
     try:
         return version(package)
     except PackageNotFoundError:

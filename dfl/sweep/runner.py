@@ -32,7 +32,7 @@ from dfl.sweep import progress
 from dfl.sweep.grid import SET_BY_SWEEP, Cell, Grid
 from dfl.sweep.live_page import LivePage
 from dfl.sweep.scheduler import Scheduler, launcher
-from dfl.sweep.status import CELL_LOCK, DONE, CellState, read_state, read_states
+from dfl.sweep.status import CELL_LOCK, DONE, CellState, read_states
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +96,8 @@ def run_grid(
         raise InputError("in_process keeps no models: leave out keep_models, or in_process")
     _check(cells, jobs, ranks, in_process)
     sweep_folder.write(folder, cells)
-    left = [cell for cell in cells if not _is_over(cell, folder / cell.name)]
+    states = read_states(folder, (cell.name for cell in cells))
+    left = [cell for cell in cells if not _is_over(cell, folder / cell.name, states[cell.name])]
     varies = tuple(dict.fromkeys(name for cell in cells for name in cell.values))
     page = LivePage(Grid("", varies, cells), folder, report)
     try:
@@ -106,7 +107,7 @@ def run_grid(
             _launch(page, left, jobs, ranks)
     finally:
         page.finish()
-    states = read_states(folder, (cell.name for cell in cells))
+    states |= read_states(folder, (cell.name for cell in left))
     if keep_models is False:
         for name, state in states.items():
             if state.status == DONE:
@@ -192,11 +193,9 @@ def _check_values(cell: object) -> None:
             )
 
 
-def _is_over(cell: Cell, folder: Path) -> bool:
+def _is_over(cell: Cell, folder: Path, state: CellState) -> bool:
     """Return whether a cell has ended, with the objects that it has now."""
-    if not read_state(folder).over:
-        return False
-    return bool(manifest.read(folder).get("objects", {}) == _checksums(cell.run))
+    return state.over and bool(manifest.read(folder).get("objects", {}) == _checksums(cell.run))
 
 
 def _checksums(run: Run) -> dict[str, str]:

@@ -73,7 +73,7 @@ from matplotlib.figure import Figure
 import dfl
 from dfl.config import Run
 from dfl.sweep import Cell, run_grid
-from dfl.sweep.status import DIVERGED, DONE, read_state
+from dfl.sweep.status import read_state
 from experiments import common
 from experiments.methods.cifar10_setting import CASES, METHODS
 
@@ -146,9 +146,9 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
         if tuned not in tried:
             tried[tuned] = tune(options, *tuned)
         one = cell(options, case, method, seed, tried[tuned])
-        before = read_state(options.out / "cells" / one.name).status
+        finished = read_state(options.out / "cells" / one.name).over
         ran.append(measured(options.out, [one]))
-        if before not in (DONE, DIVERGED) or len(ran) == len(runs):
+        if not finished or len(ran) == len(runs):
             write(options, pd.concat(tried.values()), pd.concat(ran, ignore_index=True))
 
 
@@ -252,7 +252,7 @@ def measured(out: Path, cells: Sequence[Cell]) -> pd.DataFrame:
         The values of the cell and means over its last evaluations: accuracy of the worst peer and
         of all peers, consensus distance. They are NaN where a run diverged.
     """
-    rows = run_grid(cells, out / "cells", in_process=True)
+    rows = run_grid(cells, out / "cells", in_process=True, report=False)
     found = []
     for cell in cells:
         own = rows[(rows[list(cell.values)] == pd.Series(cell.values)).all(axis=1)]

@@ -57,6 +57,7 @@ from dfl.core.options import Count
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, Data
 from dfl.sweep import Cell
+from dfl.sweep.status import read_state
 from experiments import common
 
 NORMS: dict[str, dict[str, str]] = {
@@ -113,10 +114,16 @@ class Options(common.Place):
 
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
-    """Compare the normalizations on both partitions."""
+    """Compare the normalizations on both partitions; the results are written anew after every run
+    that had not finished before.
+    """
     done: list[pd.DataFrame] = []
-    for cell in grid(options):
+    cells = grid(options)
+    for cell in cells:
+        finished = read_state(options.out / "cells" / cell.name).over
         done.append(measured(options.out, cell))
+        if finished and cell is not cells[-1]:
+            continue
         seeds = pd.concat(done, ignore_index=True)
         table = tabulate(seeds)
         common.publish(options, table, draw(table, seeds), finding(table, options), seeds)

@@ -96,7 +96,7 @@ def tuned(monkeypatch: pytest.MonkeyPatch, best: float) -> tuple[pd.DataFrame, l
     """The rates tried where a rate is the best on images held out, and the worst on test images."""
     runs: list[Run] = []
 
-    def run_grid(cells: list[Cell], out: Path, in_process: bool) -> pd.DataFrame:
+    def run_grid(cells: list[Cell], out: Path, *, in_process: bool, report: bool) -> pd.DataFrame:
         runs.extend(cell.run for cell in cells)
         tables = []
         for cell in cells:

@@ -12,7 +12,7 @@ from dfl.datasets import DATASETS
 from experiments import common
 from experiments.workloads import normalization as experiment
 
-ROUNDS = 20
+ROUNDS = 11
 
 
 def small(out: Path, **changes: int) -> experiment.Options:
@@ -28,7 +28,9 @@ def small(out: Path, **changes: int) -> experiment.Options:
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the experiment, run on digits of 4 x 4 pixels."""
     out = tmp_path_factory.mktemp("experiment")
-    experiment.experiment(small(out))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "STEPS", 1)
+        experiment.experiment(small(out))
     return out
 
 
@@ -40,10 +42,21 @@ def test_a_figure_is_the_mean_over_the_last_tenth_of_the_rounds(published: Path)
     for row, cell in zip(seeds.to_dict("records"), cells, strict=True):
         assert [row[name] for name in cell.values] == list(cell.values.values())
         metrics = pd.read_csv(published / "cells" / cell.name / "metrics.csv").set_index("round")
-        assert metrics.index.tolist() == [0, 5, 10, 15, 19, 20]
+        assert metrics.index.tolist() == [0, 2, 4, 6, 8, 10, 11]
         for name, column in experiment.FIGURES.items():
-            expected = 100 * (metrics[column][19] + metrics[column][20]) / 2
+            expected = 100 * (metrics[column][10] + metrics[column][11]) / 2
             assert row[name] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.slow
+def test_results_are_written_once_where_all_runs_have_finished(
+    published: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = (published / "seeds.csv").read_bytes()
+    monkeypatch.setattr(experiment, "STEPS", 1)
+    experiment.experiment(small(published))
+    assert capsys.readouterr().out.count("Finding: ") == 1
+    assert (published / "seeds.csv").read_bytes() == before
 
 
 @pytest.mark.slow
@@ -52,7 +65,7 @@ def test_the_table_states_what_is_reduced(published: Path) -> None:
     assert table["normalization"].tolist() == [*experiment.NORMS] * 2
     assert table["seeds"].eq(1).all()
     page = (published / "table.md").read_text()
-    assert "Finding: reduced: 4 x 4 pixels, 100 local steps of 4 images" in page
+    assert "Finding: reduced: 4 x 4 pixels, 11 local steps of 4 images" in page
     assert "10 of 10 runs have finished; diverged: none." in page
     assert (published / "figure.png").read_bytes().startswith(b"\x89PNG")
 
