@@ -260,15 +260,15 @@ def test_a_site_where_a_covariate_is_constant_has_no_estimate_of_its_own() -> No
 
 
 def test_gradient_tracking_has_the_covariance_of_pooled_and_states_what_is_left() -> None:
-    sites, model = several(Logistic(), 8), MODELS["linear"]()
-    few = several(model, 8, "linear")
+    sites, model = several(Logistic(), 4), MODELS["linear"]()
+    few = several(model, 4, "linear")
     for each in (sites, few):
-        pooled = Pooled().estimate(each, centre())
-        done = GradientTracking().estimate(each, graph("complete"))
+        pooled = Pooled().estimate(each, centre(4))
+        done = GradientTracking().estimate(each, graph("complete", 4))
         torch.testing.assert_close(done.covariance[:1], pooled.covariance, rtol=1e-6, atol=0)
         assert done.step is not None
         assert done.step.max() < 1e-6
-        early = GradientTracking(rounds=3).estimate(each, graph("complete"))
+        early = GradientTracking(rounds=3).estimate(each, graph("complete", 4))
         away = (early.beta - pooled.beta).abs() / pooled.covariance.diagonal(
             dim1=-2, dim2=-1
         ).sqrt()

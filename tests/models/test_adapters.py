@@ -270,22 +270,20 @@ def test_a_base_from_another_run_does_not_depend_on_the_ranks(
     """Only rank 0 reads the other run; every rank gets the base, and its peers' adapters."""
     (tmp_path / "from.py").write_text(FROM)
     rows(init_from=trained, peers=5, bits=4, out=tmp_path / "one")
-    for ranks in (2, 3):
-        out = tmp_path / str(ranks)
-        done = mpirun(ranks, str(tmp_path / "from.py"), str(trained), str(out), timeout=120)
-        assert done.returncode == 0, done.stderr
-        one, other = (folder / "state.safetensors" for folder in (tmp_path / "one", out))
-        assert one.read_bytes() == other.read_bytes()
+    done = mpirun(3, str(tmp_path / "from.py"), str(trained), str(tmp_path / "three"), timeout=120)
+    assert done.returncode == 0, done.stderr
+    one, other = (tmp_path / name / "state.safetensors" for name in ("one", "three"))
+    assert one.read_bytes() == other.read_bytes()
 
 
 MEMORY = """
 import resource
 import numpy as np
 import dfl
-x = np.random.default_rng(0).integers(80, size=(204, 21)).astype(np.uint8)
-data = dfl.Data(x[:200, :-1], x[:200, 1:].astype(int), x[200:, :-1], x[200:, 1:].astype(int), 80)
+x = np.random.default_rng(0).integers(80, size=(104, 21)).astype(np.uint8)
+data = dfl.Data(x[:100, :-1], x[:100, 1:].astype(int), x[100:, :-1], x[100:, 1:].astype(int), 80)
 run = dfl.Run(
-    dataset=data, peers=100, rounds=2, eval_every=2, batch_size=2, lr=0.1, bits=8,
+    dataset=data, peers=100, rounds=1, batch_size=1, lr=0.1, bits=8,
     model="transformer:width=384,depth=6,heads=6,lora=8", share="*.lora_*",
 )
 rows = list(dfl.simulate(run))
@@ -299,5 +297,5 @@ def test_a_hundred_peers_on_one_base_of_ten_million_parameters_take_little_memor
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True
     )
     kilobytes, payload = map(int, done.stdout.split())
-    assert payload == 2 * 200 * (6 * 2 * 2 * 8 * 384 + 4)
+    assert payload == 200 * (6 * 2 * 2 * 8 * 384 + 4)
     assert kilobytes < 2 * 2**20

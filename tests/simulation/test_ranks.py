@@ -60,11 +60,12 @@ import dfl
 from dfl.core.layout import Layout
 from dfl.simulation import prepare
 
-_, folder, order = sys.argv
-if order == "consecutive":
-    prepare.placed = lambda matrices, peers, ranks: Layout(peers, ranks)
-for row in dfl.simulate(dfl.Run(peers=40, topology="geometric", rounds=1, out=folder)):
-    pass
+for order in ("placed", "consecutive"):
+    if order == "consecutive":
+        prepare.placed = lambda matrices, peers, ranks: Layout(peers, ranks)
+    out = f"{sys.argv[1]}/{order}"
+    for row in dfl.simulate(dfl.Run(peers=40, topology="geometric", rounds=1, out=out)):
+        pass
 """
 WIRE = """
 import sys
@@ -155,12 +156,13 @@ def test_a_job_whose_rank_0_is_killed_is_resumed_on_other_ranks(
 
 def test_ranks_host_peers_that_are_close_on_the_graph(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(GEOMETRIC)
-    wire = {}
-    for order in ("placed", "consecutive"):
-        done = mpirun(2, str(tmp_path / "job.py"), str(tmp_path / order), order)
-        assert done.returncode == 0, done.stderr
-        wire[order] = pd.read_csv(tmp_path / order / "metrics.csv")["wire_bytes"].iloc[-1]
-    ranks = pd.read_csv(tmp_path / "placed/peers.csv")["rank"].tolist()
+    done = mpirun(2, str(tmp_path / "job.py"), str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    wire = {
+        order: dfl.load(tmp_path / order).rows["wire_bytes"].iloc[-1]
+        for order in ("placed", "consecutive")
+    }
+    ranks = pd.read_csv(tmp_path / "placed" / "peers.csv")["rank"].tolist()
     assert sorted(ranks) == [0] * 20 + [1] * 20
     assert ranks != sorted(ranks)
     assert wire["placed"] < 0.9 * wire["consecutive"]

@@ -68,10 +68,14 @@ def test_rounds_are_counted_to_every_target_and_those_of_sgd_in_updates() -> Non
     assert "FedSGD NOT in 20 rounds." in found
 
 
-def test_an_experiment_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) -> None:
+def test_an_experiment_ends_in_a_table_a_figure_and_a_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "UPDATES", 10)
+    monkeypatch.setitem(experiment.CASES["sgd"].setting, "local_steps", 10)
     folder = tmp_path / "data/cifar10"
     folder.mkdir(parents=True)
-    for name, raw in contents(240).items():
+    for name, raw in contents(120).items():
         (folder / name).write_bytes(raw)
     done = run_experiment(
         "servers_and_robustness.cifar10_mcmahan2017", tmp_path / "out",
@@ -80,6 +84,6 @@ def test_an_experiment_ends_in_a_table_a_figure_and_a_finding(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     table = pd.read_csv(tmp_path / "out/table.csv")
     assert table["case"].tolist() == ["FedAvg", "SGD", "FedSGD"]
-    assert table["rounds_run"].tolist() == [2, 2 * experiment.UPDATES, 2]
+    assert table["rounds_run"].tolist() == [2, 2 * 10, 2]
     assert len(pd.read_csv(tmp_path / "out/tuning.csv")) == 9
     assert (tmp_path / "out/figure.png").read_bytes().startswith(b"\x89PNG")
