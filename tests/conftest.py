@@ -118,6 +118,14 @@ class Command:
         return sorted(self.folder.rglob("*"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_wait_for_the_disk() -> Iterator[None]:
+    """Files of tests need not survive a loss of power: a small run waits for the disk 16 times."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        yield
+
+
 @pytest.fixture(scope="module")
 def no_figures() -> Iterator[None]:
     """Runs of a module draw no figures: drawing takes a second, and has tests of its own."""

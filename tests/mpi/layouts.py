@@ -8,6 +8,7 @@ python -m tests.mpi.layouts FOLDER all tests TABLE …    then the tests of this
 In place of `all`, any name in `PARTS` runs a part of the combinations.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
@@ -554,6 +555,7 @@ def main(folder: Path, part: str) -> None:
 if __name__ == "__main__":
     # They are drawn from tables that are compared, and each rank would import matplotlib.
     Figures.finish = lambda self, outcome: None  # type: ignore[method-assign]
+    os.fsync = lambda fd: None  # as in tests/conftest.py
     main(Path(sys.argv[1]), sys.argv[2])
     if sys.argv[3:]:
         plugins = ["--with-mpi", "-p", "no:cacheprovider", "-p", "no:hypothesispytest"]

@@ -218,6 +218,23 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / ".name.part").is_symlink()
 
 
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, steps = tmp_path / "name", list[tuple[Path, bool]]()
+
+    def fsync(handle: int) -> None:
+        own = os.fstat(handle)
+        known = (tmp_path, *tmp_path.iterdir())
+        (synced,) = (each for each in known if os.path.samestat(each.stat(), own))
+        steps.append((synced, path.exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with atomically(path) as part:
+        part.write_text("new")
+    assert steps == [(tmp_path / ".name.part", False), (tmp_path, True)]
+
+
 def test_a_left_part_is_replaced_and_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".name.part").write_text("half")
     (tmp_path / ".name.part").chmod(0o600)
