@@ -92,8 +92,11 @@ def _version(package: str) -> str | None:
         return None
 
 
-def checkout() -> dict[str, str | bool] | None:
-    """Return the commit of this file's checkout, and whether its packages have changes."""
+@cache
+def checkout() -> Mapping[str, str | bool] | None:
+    """Return the commit of this file's checkout, and whether its packages have changes; both as of
+    the first call, since what is imported does not change later.
+    """
     here = Path(__file__)
 
     def git(*arguments: str) -> str:
