@@ -30,6 +30,7 @@ from dfl.core.files import atomically
 from dfl.evaluation.metrics import rounds_to
 from dfl.sweep import Cell, run_grid
 from dfl.sweep.grid import name_of
+from dfl.sweep.status import read_state
 
 Named = TypeVar("Named")
 
@@ -269,6 +270,11 @@ def with_tail(run: Run) -> Run:
 def cell_folder(out: Path, **values: object) -> Path:
     """Return the folder of the cell with these values in an experiment that writes to `out`."""
     return out / "cells" / name_of(values)
+
+
+def has_finished(out: Path, cell: Cell) -> bool:
+    """Return whether a cell has ended in an experiment that writes to `out`."""
+    return read_state(out / "cells" / cell.name).over
 
 
 def tail_rounds(rounds: int) -> range:

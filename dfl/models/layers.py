@@ -1,5 +1,6 @@
-"""Layers that torch lacks: dropout whose mask is an input, embeddings without values, convolutions
-that choose the order of numbers in memory, adapters, and a model that is split.
+"""Layers that torch lacks: dropout whose mask is an input, convolutions that choose the order of
+numbers in memory, adapters, a model that is split, and embeddings that are quick to make without
+values.
 
 This module imports torch at once. Modules that check a command line import it in their functions.
 """
@@ -58,8 +59,10 @@ class Dropout(nn.Module):
 
 
 def embedding_layer(tokens: int, width: int) -> nn.Embedding:
-    """Return `nn.Embedding(tokens, width)`, on the meta device without drawing its values: there
-    torch would import hundreds of modules for them, which takes a second.
+    """Return `nn.Embedding(tokens, width)`.
+
+    Its values are not drawn on the meta device: torch would import hundreds of modules for that,
+    which takes a second.
     """
     table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(tokens, width), freeze=False)
     if not table.weight.is_meta:
@@ -154,7 +157,7 @@ class LoRALinear(nn.Linear):
         super().__init__(inputs, outputs)
         self.scale = alpha / rank
         a = torch.empty(rank, inputs)
-        if not a.is_meta:  # as in `embedding_layer`
+        if not a.is_meta:  # its values are not drawn there, as in `embedding_layer`
             a = torch.randn(rank, inputs) / math.sqrt(inputs)
         self.lora_a = nn.Parameter(a)
         self.lora_b = nn.Parameter(torch.zeros(outputs, rank))
@@ -267,22 +270,13 @@ def split_model(
 
 
 def _width(f: nn.Sequential, shape: tuple[int, ...]) -> int:
-    """Return the size of the representation f(x) of an example.
-
-    Parameters without values count as 0: on the meta device their products would import much of
-    torch.compile, which takes a second.
+    """Return the size of the representation f(x) of an example, where the parameters of f are: on
+    the meta device, it is computed without values.
     """
-    tried = copy.deepcopy(f)  # whose running statistics change
     first = next(f.parameters())
-    values = {
-        name: torch.zeros(value.shape, dtype=value.dtype)
-        for name, value in (*f.named_parameters(), *f.named_buffers())
-        if value.is_meta
-    }
-    device = torch.device("cpu") if first.is_meta else first.device
-    with device, torch.no_grad():
-        x = torch.zeros(2, *shape, dtype=first.dtype)  # BatchNorm takes no fewer
-        h: Tensor = torch.func.functional_call(tried, values, x)
+    tried = copy.deepcopy(f)  # whose running statistics change
+    with first.device, torch.no_grad():
+        h: Tensor = tried(torch.zeros(2, *shape, dtype=first.dtype))  # BatchNorm takes no fewer
     return math.prod(h.shape[1:])
 
 

@@ -32,7 +32,7 @@ from dfl.sweep import progress
 from dfl.sweep.grid import SET_BY_SWEEP, Cell, Grid
 from dfl.sweep.live_page import LivePage
 from dfl.sweep.scheduler import Scheduler, launcher
-from dfl.sweep.status import CELL_LOCK, DONE, CellState, read_states
+from dfl.sweep.status import CELL_LOCK, DONE, CellState, read_state, read_states
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,7 +81,8 @@ def run_grid(
 
     Returns:
         The rows of metrics.csv of every cell, in the order of the cells, with the cell's values as
-        further columns. A cell that diverged has the rows before that.
+        further columns. A cell that diverged has the rows before that. One that was done at the
+        start has the rows of then.
 
     Raises:
         InputError: before any run: a cell that cannot be run, two with one name, a cell in the
@@ -109,9 +110,10 @@ def run_grid(
         page.finish()
     states |= read_states(folder, (cell.name for cell in left))
     if keep_models is False:
-        for name, state in states.items():
-            if state.status == DONE:
-                _remove_models(folder / name)
+        for path in (folder / cell.name for cell in cells):
+            # Another program may have changed it since its state was read.
+            if (path / MODELS).exists() and read_state(path).status == DONE:
+                _remove_models(path)
     return _rows(cells, states)
 
 

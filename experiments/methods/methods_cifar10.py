@@ -73,7 +73,6 @@ from matplotlib.figure import Figure
 import dfl
 from dfl.config import Run
 from dfl.sweep import Cell, run_grid
-from dfl.sweep.status import read_state
 from experiments import common
 from experiments.methods.cifar10_setting import CASES, METHODS
 
@@ -132,7 +131,7 @@ class Options(common.Place):
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Compare the methods in every case; the results are written anew after every run that had not
-    finished before.
+    finished before, and after the last.
     """
     if options.only is not None:
         cells = {each.name: each for each in every(options)}
@@ -146,7 +145,7 @@ def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> 
         if tuned not in tried:
             tried[tuned] = tune(options, *tuned)
         one = cell(options, case, method, seed, tried[tuned])
-        finished = read_state(options.out / "cells" / one.name).over
+        finished = common.has_finished(options.out, one)
         ran.append(measured(options.out, [one]))
         if not finished or len(ran) == len(runs):
             write(options, pd.concat(tried.values()), pd.concat(ran, ignore_index=True))

@@ -57,7 +57,6 @@ from dfl.core.options import Count
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, Data
 from dfl.sweep import Cell
-from dfl.sweep.status import read_state
 from experiments import common
 
 NORMS: dict[str, dict[str, str]] = {
@@ -115,12 +114,12 @@ class Options(common.Place):
 
 def experiment(options: Annotated[Options, Parameter(name="*")] = Options()) -> None:
     """Compare the normalizations on both partitions; the results are written anew after every run
-    that had not finished before.
+    that had not finished before, and after the last.
     """
     done: list[pd.DataFrame] = []
     cells = grid(options)
     for cell in cells:
-        finished = read_state(options.out / "cells" / cell.name).over
+        finished = common.has_finished(options.out, cell)
         done.append(measured(options.out, cell))
         if finished and cell is not cells[-1]:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from dfl.algorithms.gossip.dfedavgm import DFedAvgM
 from dfl.core.errors import InputError, Suspended
 from dfl.robust.aggregators import Aggregate, Updates
 from dfl.store import manifest
-from dfl.sweep import Cell, combinations, run_grid, scheduler
-from dfl.sweep.status import read_state
+from dfl.sweep import Cell, combinations, run_grid, runner, scheduler
+from dfl.sweep.live_page import LivePage
+from dfl.sweep.status import DAMAGED, DONE, read_state
 from dfl.training.schedules import SCHEDULES
+from tests.support.launched import here
 from tests.support.sweeping import ROOT
 
 SETTINGS: dict[str, Any] = {
@@ -161,6 +163,27 @@ def test_a_cell_runs_again_with_another_model_file(tmp_path: Path, simulated: li
     net.write_text(NET.format(bias=False))
     run_grid(grid, tmp_path / "out", in_process=True)
     assert simulated == [0, 0]
+
+
+def test_a_cell_that_is_damaged_while_others_run_keeps_its_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run.json would otherwise vouch for the damaged file."""
+    grid, folder = cells(0, 1), tmp_path / "grid"
+    with here():
+        run_grid(grid[:1], folder)
+    done = folder / grid[0].name
+    run_here = runner._run_here
+
+    def damaging(page: LivePage, left: Sequence[Cell]) -> None:
+        (done / "metrics.csv").write_text("round,accuracy_mean\n0,1\n")
+        run_here(page, left)
+
+    monkeypatch.setattr(runner, "_run_here", damaging)
+    run_grid(grid, folder, in_process=True, keep_models=False)
+    assert read_state(done).status == DAMAGED
+    assert (done / "state.safetensors").exists()
+    assert read_state(folder / grid[1].name).status == DONE
 
 
 @pytest.mark.slow

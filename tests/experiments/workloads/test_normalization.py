@@ -1,5 +1,6 @@
 """The comparison of normalizations: its images, its figures and its finding; run on digits."""
 
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ from dfl.datasets import DATASETS
 from experiments import common
 from experiments.workloads import normalization as experiment
 
-ROUNDS = 11
+ROUNDS = 12
+STEPS = 2
 
 
 def small(out: Path, **changes: int) -> experiment.Options:
@@ -29,8 +31,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the experiment, run on digits of 4 x 4 pixels."""
     out = tmp_path_factory.mktemp("experiment")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "STEPS", 1)
-        experiment.experiment(small(out))
+        patch.setattr(experiment, "STEPS", STEPS)
+        with (out / "printed.txt").open("w") as printed, redirect_stdout(printed):
+            experiment.experiment(small(out))
     return out
 
 
@@ -42,18 +45,19 @@ def test_a_figure_is_the_mean_over_the_last_tenth_of_the_rounds(published: Path)
     for row, cell in zip(seeds.to_dict("records"), cells, strict=True):
         assert [row[name] for name in cell.values] == list(cell.values.values())
         metrics = pd.read_csv(published / "cells" / cell.name / "metrics.csv").set_index("round")
-        assert metrics.index.tolist() == [0, 2, 4, 6, 8, 10, 11]
+        assert metrics.index.tolist() == [0, 3, 6, 9, 11, 12]
         for name, column in experiment.FIGURES.items():
-            expected = 100 * (metrics[column][10] + metrics[column][11]) / 2
+            expected = 100 * (metrics[column][11] + metrics[column][12]) / 2
             assert row[name] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.slow
-def test_results_are_written_once_where_all_runs_have_finished(
+def test_results_are_written_after_every_new_run_and_once_where_all_have_finished(
     published: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert (published / "printed.txt").read_text().count("Finding: ") == 10
     before = (published / "seeds.csv").read_bytes()
-    monkeypatch.setattr(experiment, "STEPS", 1)
+    monkeypatch.setattr(experiment, "STEPS", STEPS)
     experiment.experiment(small(published))
     assert capsys.readouterr().out.count("Finding: ") == 1
     assert (published / "seeds.csv").read_bytes() == before
@@ -65,7 +69,7 @@ def test_the_table_states_what_is_reduced(published: Path) -> None:
     assert table["normalization"].tolist() == [*experiment.NORMS] * 2
     assert table["seeds"].eq(1).all()
     page = (published / "table.md").read_text()
-    assert "Finding: reduced: 4 x 4 pixels, 11 local steps of 4 images" in page
+    assert "Finding: reduced: 4 x 4 pixels, 24 local steps of 4 images" in page
     assert "10 of 10 runs have finished; diverged: none." in page
     assert (published / "figure.png").read_bytes().startswith(b"\x89PNG")
 
