@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,7 +51,7 @@ from torch.nn import Module, Sequential
 
 from dfl.config import Run
 from dfl.core import randomness
-from dfl.core.errors import InputError
+from dfl.core.errors import DivergedError, InputError
 from dfl.core.registry import choose
 from dfl.datasets import DATASETS, PARTITIONS, Data
 from dfl.datasets.partitions.base import DataSplit, split_data
@@ -88,6 +89,13 @@ C = 0 is published once, for both readings of its training.
 
 MU = 0.1
 """Of FedProx; not given in the paper."""
+
+TOGETHER = {
+    FEDAVG: ("newest_fedavg:fraction=0.1", "all"),
+    FEDPROX: (f"newest_fedprox:fraction=0.1,mu={MU}", "all"),
+    LG: ("newest_fedavg:fraction=0.1", "head:2"),
+}
+"""Method -> the algorithm and the shared layers of C = 0.1."""
 
 Pair = tuple[Sequence[Module], Module]
 """The models of the first devices, one where all have the same, and that of the new device."""
@@ -303,7 +311,9 @@ def followed(
 
 
 def together(this: Scene) -> list[dict[str, Any]]:
-    """Return the rows of C = 0.1, where the new device and a tenth of the others train."""
+    """Return the rows of C = 0.1, where the new device and a tenth of the others train; without
+    figures where the run diverged.
+    """
     own = [
         *this.split.train,
         np.arange(len(this.newest.train_labels)) + len(this.data.train_labels),
@@ -323,11 +333,7 @@ def together(this: Scene) -> list[dict[str, Any]]:
     )
     rounds = this.options.rounds
     rows = []
-    for name, method, share in (
-        (FEDAVG, "newest_fedavg:fraction=0.1", "all"),
-        (FEDPROX, f"newest_fedprox:fraction=0.1,mu={MU}", "all"),
-        (LG, "newest_fedavg:fraction=0.1", "head:2"),
-    ):
+    for name, (method, share) in TOGETHER.items():
 
         def split_up(models: Models, name: str = name) -> dict[str, Pair]:
             known = len(next(iter(models.values())))
@@ -342,7 +348,9 @@ def together(this: Scene) -> list[dict[str, Any]]:
             eval_examples=len(own),
             **evaluated(rounds),
         )
-        found, _ = followed(this, run, this.start, data, split_up)
+        found: dict[str, dict[str, float]] = {name: {}}
+        with suppress(DivergedError):
+            found, _ = followed(this, run, this.start, data, split_up)
         rows.append({"method": name, "C": 0.1, "rounds": rounds} | found[name])
     return rows
 
@@ -371,12 +379,13 @@ def scores(this: Scene, old: Sequence[Module], new: Module) -> dict[str, float]:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per partition, method and C: means and std over the seeds, and the published
-    figures.
+    """Return a row per partition, method and C: means and std over the seeds that did not diverge,
+    the number of those that did, and the published figures.
     """
     by = rows.groupby(["data", "C", "method"], sort=False, dropna=False)
     figures = ["normal", "normal_alone", "local", "rotated", "rounds"]
     table = by[figures].mean()
+    table["diverged"] = by["normal"].size() - by["normal"].count()
     std = by[figures].std()
     for k, column in enumerate(("normal", "rotated")):
         published = [_published(data, method, c)[k] for data, c, method in table.index]
@@ -390,7 +399,9 @@ def _published(data: str, method: str, c: float) -> tuple[float, ...]:
 
 
 def finding(table: pd.DataFrame) -> str:
-    """Return the accuracy on normal digits that LG-FedAvg retains beyond FedAvg."""
+    """Return the accuracy on normal digits that LG-FedAvg retains beyond FedAvg, and the runs that
+    diverged.
+    """
     figures = common.by_label(table, ["data", "C", "method"])
     parts = []
     for (data, c, method), one in figures.items():
@@ -400,6 +411,8 @@ def finding(table: pd.DataFrame) -> str:
                 f"{data}, C = 0, {method}: normal {one['normal']:.1f} % ({gap:+.1f} to FedAvg), "
                 f"rotated {one['rotated']:.1f} %"
             )
+        if one["diverged"]:
+            parts.append(f"{data}, C = {c:g}, {method}: {one['diverged']} run(s) diverged")
     return "; ".join(parts) + "."
 
 

@@ -465,6 +465,26 @@ def test_together_the_last_tenth_of_the_rounds_counts(
             assert same(new, after_of((short, module, data), 6 if k == 2 else 0))
 
 
+def test_together_a_run_that_diverged_has_no_figures(
+    this: experiment.Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn = new_device.learn
+
+    def diverging(run: Run, module: Module, data: Data, kept: Any) -> Any:
+        run = replace(run, lr=1e30) if "prox" in str(run.algorithm) else run
+        return learn(run, module, data, kept)
+
+    monkeypatch.setattr(experiment, "learn", diverging)
+    rows = pd.DataFrame(experiment.together(this)).assign(data="iid", seed=0)
+    assert rows["method"].tolist() == [experiment.FEDAVG, experiment.FEDPROX, experiment.LG]
+    assert rows["normal"].isna().tolist() == [False, True, False]
+    both = pd.concat([rows, rows.assign(seed=1, normal=[10.0, 20, 30], rotated=[40.0, 50, 60])])
+    table = experiment.tabulate(both)
+    assert table["diverged"].tolist() == [0, 1, 0]
+    assert table["normal"][1] == 20
+    assert "iid, C = 0.1, FedProx: 1 run(s) diverged." in experiment.finding(table)
+
+
 class Constant(Module):
     """A model with the same scores for all inputs."""
 
