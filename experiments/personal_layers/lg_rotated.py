@@ -379,13 +379,14 @@ def scores(this: Scene, old: Sequence[Module], new: Module) -> dict[str, float]:
 
 
 def tabulate(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per partition, method and C: means and std over the seeds that did not diverge,
-    the number of those that did, and the published figures.
+    """Return a row per partition, method and C: means and std over the `seeds` whose run did not
+    diverge, the number of runs that did, and the published figures.
     """
     by = rows.groupby(["data", "C", "method"], sort=False, dropna=False)
     figures = ["normal", "normal_alone", "local", "rotated", "rounds"]
     table = by[figures].mean()
-    table["diverged"] = by["normal"].size() - by["normal"].count()
+    table.insert(0, "seeds", by["normal"].count())
+    table.insert(1, "diverged", by["normal"].size() - table["seeds"])
     std = by[figures].std()
     for k, column in enumerate(("normal", "rotated")):
         published = [_published(data, method, c)[k] for data, c, method in table.index]

@@ -135,9 +135,7 @@ RECOMPUTED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
         lg_depth.tabulate(seeds), seeds["seed"].nunique()
     ),
     "lg_fair": lambda seeds: common.with_intervals(lg_fair.tabulate(seeds), None),
-    "lg_rotated": lambda seeds: common.with_intervals(
-        lg_rotated.tabulate(seeds), seeds["seed"].nunique()
-    ),
+    "lg_rotated": lambda seeds: common.with_intervals(lg_rotated.tabulate(seeds), None),
     "lg_table1": lambda seeds: common.with_intervals(lg_table1.tabulate(seeds, "mnist"), None),
     "lg_table1_cifar10": lambda seeds: common.with_intervals(
         lg_table1.tabulate(seeds, "cifar10"), None

@@ -480,6 +480,7 @@ def test_together_a_run_that_diverged_has_no_figures(
     assert rows["normal"].isna().tolist() == [False, True, False]
     both = pd.concat([rows, rows.assign(seed=1, normal=[10.0, 20, 30], rotated=[40.0, 50, 60])])
     table = experiment.tabulate(both)
+    assert table["seeds"].tolist() == [2, 1, 2]
     assert table["diverged"].tolist() == [0, 1, 0]
     assert table["normal"][1] == 20
     assert "iid, C = 0.1, FedProx: 1 run(s) diverged." in experiment.finding(table)
