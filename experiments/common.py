@@ -274,7 +274,7 @@ def cell_folder(out: Path, **values: object) -> Path:
 
 def has_finished(out: Path, cell: Cell) -> bool:
     """Return whether a cell has ended in an experiment that writes to `out`."""
-    return read_state(out / "cells" / cell.name).over
+    return read_state(cell_folder(out, **cell.values)).over
 
 
 def tail_rounds(rounds: int) -> range:

@@ -94,8 +94,8 @@ class Algorithm(ABC, Generic[S]):
         """Return the state before round 0; it sends nothing.
 
         It is called once more before a run, with tensors on the meta device, to count the memory of
-        the state. There `x.new_zeros(x.shape)` is quick, and `torch.zeros_like(x)` imports torch's
-        compiler, which takes half a second.
+        the state. `x.new_zeros(x.shape)` is quick there; for `torch.zeros_like(x)` torch imports
+        sympy, which takes half a second.
 
         Args:
             x: (p, m), the initial models of the peers; or (1, m), that of the server.

@@ -341,12 +341,11 @@ def _try_model(
         raise InputError(
             f"the model {name} has outputs that do not depend on its trained parameters"
         )
-    slopes = _outputs(task, form).expand(outputs.shape)
     found: Sequence[Tensor] = ()
     try:
         if training:
-            # Of a sum: for gradients that are given torch imports sympy, which takes half a second.
-            total = (outputs * slopes).sum()
+            # Where gradients of the outputs are given, torch imports sympy: half a second.
+            total = (outputs * _outputs(task, form)).sum()
             found = torch.autograd.grad(total, [*leaves.values()], materialize_grads=True)
     except Exception as error:
         raise InputError(f"the model {name} cannot be differentiated: {one_line(error)}") from error

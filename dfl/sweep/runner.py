@@ -81,8 +81,8 @@ def run_grid(
 
     Returns:
         The rows of metrics.csv of every cell, in the order of the cells, with the cell's values as
-        further columns. A cell that diverged has the rows before that. One that was done at the
-        start has the rows of then.
+        further columns. A cell that diverged has the rows before that. A cell that was done
+        at the start has the rows that it had then.
 
     Raises:
         InputError: before any run: a cell that cannot be run, two with one name, a cell in the

@@ -17,7 +17,7 @@ from tests.support.mpirun import ENV, mpirun
 from tests.support.small_run import FLAGS
 
 COMPILER = {"torch._dynamo", "sympy"}
-"""What torch imports for some functions of tensors without values, and for given gradients."""
+"""What torch imports for some functions on the meta device, and where gradients are given."""
 HEAVY = {"pandas", "sklearn", "networkx", "scipy.special", "scipy.stats", *COMPILER}
 """What no run on a ring needs."""
 AT_ROOT = {"cyclopts", "rich", "topologies", "scipy.linalg"}
@@ -69,7 +69,7 @@ def test_nothing_is_searched_for_garbage_when_the_process_ends() -> None:
     assert int(ended.stdout) < 1000
 
 
-OF_METHODS = """
+EVERY_METHOD = """
 import sys
 import dfl
 from tests.mpi.layouts import methods, runs
@@ -85,7 +85,7 @@ for label, run in [*methods(), ("adapters", dict(runs())["adapters"])]:
 @pytest.mark.slow
 def test_no_method_imports_the_compiler_of_torch() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", OF_METHODS], capture_output=True, text=True, env=ENV
+        [sys.executable, "-c", EVERY_METHOD], capture_output=True, text=True, env=ENV
     )
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()

@@ -483,7 +483,7 @@ def test_together_a_run_that_diverged_has_no_figures(
     assert table["seeds"].tolist() == [2, 1, 2]
     assert table["diverged"].tolist() == [0, 1, 0]
     assert table["normal"][1] == 20
-    assert "iid, C = 0.1, FedProx: 1 run(s) diverged." in experiment.finding(table)
+    assert "iid, C = 0.1, FedProx: 1 of 2 runs diverged." in experiment.finding(table)
 
 
 class Constant(Module):
